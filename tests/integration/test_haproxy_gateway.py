@@ -34,6 +34,7 @@ NUM_SLOW_OF_A_KIND, NUM_GOOD = 2, 30
 
 IMAGE = b"image"  # for the fake service
 KEY = "a-key-of-these-tests-0123456789"
+PROBE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + bytes(15_500)
 
 
@@ -273,8 +274,13 @@ async def test_what_needs_no_key_has_a_limit(crowded, path, status, number):
         assert (await client.get("/docs/assets/nothing")).status_code == 404
 
 
-@cases("address", "127.0.0.1", "127.0.0.2")
-@cases("sent", b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", ids=["silent", "kept alive"])
+# make test: silent ones of another address
+@cases("address", pytest.param("127.0.0.1", marks=pytest.mark.slow), "127.0.0.2")
+@cases(
+    "sent",
+    pytest.param(b"", id="silent"),
+    pytest.param(PROBE, marks=pytest.mark.slow, id="kept alive"),
+)
 async def test_idle_connections_leave_room_for_others(
     monkeypatch, free_port, tmp_path, address, sent
 ):
