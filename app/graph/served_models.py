@@ -65,7 +65,13 @@ class ServedModels:
         str, Field(description="the set's fingerprint, as in answers: a hash of all they depend on")
     ]
     description: str
-    hint: str
+    hint: Annotated[
+        str,
+        Field(
+            description="how who operates the service gets more classes; empty for others, by the "
+            "setting operator_hints"
+        ),
+    ]
     task: Annotated[
         str,
         Field(

@@ -18,33 +18,53 @@ const $ = draw.byId;
 /**
  * The key is kept for this tab alone, and only until it is closed.
  * @typedef {{file: File, url: string, sent?: object, result?: object, roundTripMs?: number}} Item  a picture, what shrink() made of it, and an answer or {error}
- * @type {{models: ?object, modelSet: string, items: Item[], sending: AbortController, key: string}}
+ * @type {{models: ?object, modelSet: string, items: Item[], sending: AbortController, key: string, isSlow: boolean}}
  */
-const state = { models: null, modelSet: "", items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "" };
+const state = { models: null, modelSet: "", items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "", isSlow: false };
 
 /** What an address says of the set that was chosen; nothing for the service's first. */
 const ofSet = (before) => (state.modelSet ? `${before}model_set=${encodeURIComponent(state.modelSet)}` : "");
 
 let scaling = Promise.resolve(); // one picture at a time: each takes much memory while it is read
 
-/** Sends one picture; its answer, or its error, becomes the item's result. */
-async function ask(item, signal) {
-  const index = state.items.indexOf(item);
-  scaling = scaling.then(() => shrink(item.file, shorterSide(state.models)));
+/** Makes what is sent of a picture; for a slow line it is smaller. */
+async function prepare(item) {
+  scaling = scaling.then(() => shrink(item.file, shorterSide(state.models), state.isSlow));
   item.sent = await scaling;
-  if (signal.aborted) return;
+}
+
+/** Sends one picture; one that does not arrive in time is sent once more if it can be smaller. */
+async function send(item, signal) {
+  await prepare(item);
+  signal.throwIfAborted();
   const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}${ofSet("&")}`;
+  const index = state.items.indexOf(item);
+  const report = (share) => signal.aborted || draw.progress(state.items.length, index, share, state.isSlow);
+  const once = () => upload(path, item.sent, state.key, signal, report);
+  try {
+    return await once();
+  } catch (error) {
+    if (signal.aborted || error.status !== 408) throw error;
+    const { size } = item.sent.body;
+    state.isSlow = true; // further pictures are sent smaller at once
+    await prepare(item);
+    if (item.sent.body.size >= size) throw error;
+    return await once();
+  }
+}
+
+/** Asks about one picture; its answer, or its error, becomes the item's result. */
+async function ask(item, signal) {
   const started = performance.now();
   try {
-    const report = (share) => signal.aborted || draw.progress(state.items.length, index, share);
-    item.result = await upload(path, item.sent, state.key, signal, report);
+    item.result = await send(item, signal);
     item.roundTripMs = performance.now() - started;
   } catch (error) {
     if (signal.aborted) return;
     const isLost = error.status === 0 && !(await isReadable(item.file));
     item.result = { error: isLost ? new ServiceError(`${item.file.name} cannot be read. Choose it again.`) : error };
   }
-  if (!signal.aborted) draw.cards(state.items, index, openAnswer);
+  if (!signal.aborted) draw.cards(state.items, state.items.indexOf(item), openAnswer);
 }
 
 /** Polls /readyz until the service is ready, and says so meanwhile. False when something else took over. */
