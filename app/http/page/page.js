@@ -9,7 +9,7 @@ const TOP_K = 5;
 const IDLE = ["idle", "Nothing yet", "The answer appears here."];
 const NOT_A_FILE = "That was not a file. Save the picture first, or copy the picture itself and paste it here.";
 
-const AT_ONCE = 2; // pictures on their way at a time: more would share a slow line
+const AT_ONCE = 2; // pictures on their way at a time, on a slow line one: more would share it
 /** Drawn for this project; each is offered where the served set knows its class. */
 const EXAMPLES = { "golf ball": "golf-ball.jpg", parachute: "parachute.jpg" };
 
@@ -33,22 +33,21 @@ async function prepare(item) {
   item.sent = await scaling;
 }
 
-/** Sends one picture; one that does not arrive in time is sent once more if it can be smaller. */
+/** Sends one picture; one that does not arrive in time is sent once more, smaller if that is possible. */
 async function send(item, signal) {
   await prepare(item);
   signal.throwIfAborted();
   const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}${ofSet("&")}`;
   const index = state.items.indexOf(item);
   const report = (share) => signal.aborted || draw.progress(state.items.length, index, share, state.isSlow);
-  const once = () => upload(path, item.sent, state.key, signal, report);
+  const wasSlow = state.isSlow;
+  const once = () => upload(path, item.sent, state.key, signal, report, !state.isSlow);
   try {
     return await once();
   } catch (error) {
-    if (signal.aborted || error.status !== 408) throw error;
-    const { size } = item.sent.body;
+    if (signal.aborted || error.status !== 408 || wasSlow) throw error;
     state.isSlow = true; // further pictures are sent smaller at once
     await prepare(item);
-    if (item.sent.body.size >= size) throw error;
     return await once();
   }
 }
@@ -108,8 +107,8 @@ async function classify(mayWait = true) {
   draw.cards(state.items, 0, openAnswer);
   await loadModels();
   const queue = [...waiting];
-  const work = async () => {
-    while (queue.length && !signal.aborted) await ask(queue.shift(), signal);
+  const work = async (_, place) => {
+    while (queue.length && !signal.aborted && !(place && state.isSlow)) await ask(queue.shift(), signal);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));
   if (signal.aborted) return;

@@ -6,6 +6,7 @@ export const PASSING = {
 };
 
 const SLOW_MS = 3000; // a picture that is still on its way after this, when its connection ends, was too slow for it
+const SENT_WITHIN_MS = 8000; // less than a service's usual limit, at which a browser may send all again by itself
 
 /** What an error means for the person at the page; the service's own words follow in brackets, unless they are for its operator. */
 const MEANS = {
@@ -49,8 +50,9 @@ export async function call(path, key, signal) {
  * Sends a picture as the body itself. fetch does not say how much of a body was sent, so this is an XMLHttpRequest.
  * @param {{body: Blob, before?: string}} sent  what shrink() made of a file
  * @param {(share: number) => void} report  gets the share that was sent, 0 to 1
+ * @param {boolean} mayBeSmaller  whether to end with 408 if the picture is not sent soon
  */
-export function upload(path, { body, before }, key, signal, report) {
+export function upload(path, { body, before }, key, signal, report, mayBeSmaller) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("POST", address(path));
@@ -63,6 +65,12 @@ export function upload(path, { body, before }, key, signal, report) {
     request.upload.onload = () => report((isSent = true) && 1);
     // A service that gives up answers 408 and closes; a browser that is still sending may see only the end.
     request.onerror = () => reject(isSent || performance.now() - started < SLOW_MS ? unreachable() : new ServiceError("", 408));
+    const giveUp = () => {
+      if (isSent) return;
+      reject(new ServiceError("", 408));
+      request.abort();
+    };
+    if (mayBeSmaller) setTimeout(giveUp, SENT_WITHIN_MS);
     request.onload = () => {
       try {
         resolve(checked(request.status, request.response));

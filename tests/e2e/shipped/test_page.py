@@ -179,7 +179,7 @@ def test_only_large_pictures_are_shrunk_and_others_sent_as_they_are(open_page, p
     assert len(sent[-1]) < len(large) / 8
 
 
-@pytest.mark.slow  # waits for the service's limit of 10 s
+@pytest.mark.slow  # waits for 8 s
 def test_a_picture_too_large_for_a_slow_line_is_sent_once_more_smaller(
     open_page, photo, photo_label
 ):
