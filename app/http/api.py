@@ -25,6 +25,7 @@ from app.answers import Classified, ErrorAnswer, Ready, Results
 from app.changes import ROUTES, UNLISTED, check_change
 from app.errors import (
     ADDRESS_HEADER,
+    GATEWAYS_HEADER,
     MAX_SHOWN,
     OriginError,
     RateLimitedError,
@@ -67,7 +68,7 @@ PROBES = frozenset({"/healthz", "/readyz", "/ping", "/v2/health/live", "/v2/heal
 OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
-ADDRESS = ADDRESS_HEADER.encode("ascii")
+ADDRESS, GATEWAYS = ADDRESS_HEADER.encode("ascii"), GATEWAYS_HEADER.encode("ascii")
 FORWARDED = b"x-forwarded-for"
 SENT_KEYS = "tandem.keys"  # in a scope: the values of Authorization
 REFUSED = {"401": ERRORS[401]["description"], "403": "what the key may not do"}
@@ -348,7 +349,7 @@ class KeyedRequests:
         try:
             caller = scope[CALLER] = self._caller(scope, sent)
             if caller.rate is not None:
-                limits = self._keys.take(caller)
+                limits = self._keys.take(caller, Headers(scope).text(GATEWAYS))
         except (UnauthorizedError, RateLimitedError) as error:
             answer = response_of(scope, error)
             if isinstance(error, UnauthorizedError):

@@ -7,7 +7,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from app.errors import PREFIX_METADATA
+from app.errors import GATEWAYS_HEADER, PREFIX_METADATA
 from app.grpc.call import METHOD, OPEN_INFERENCE, SERVICE, announced_bytes
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
@@ -75,6 +75,21 @@ def test_the_length_of_a_message_is_told_whatever_the_client_says(port, gateway)
     told = [announced_bytes(metadata) for metadata in gateway.metadata]
     lengths = [ClassifyRequest(images=[bytes(size)]).ByteSize() for size in sizes]
     assert told == [*lengths, None]  # a compressed one may come to anything
+
+
+def test_each_of_several_gateways_is_told_how_many_answer(gateway, free_port, tmp_path):
+    front, more = free_port(), "    server two 127.0.0.1:{back} proto h2\n"
+    with serving(gateway) as back:
+        sections = HTTP.format(front=free_port(), back=back) + GRPC + more
+        sections = sections.replace("DEFAULT", "grpc-tandem")
+        with (
+            haproxy_before(front, back, tmp_path, OPTIONS, sections),
+            grpc.insecure_channel(f"127.0.0.1:{front}") as channel,
+        ):
+            grpc.channel_ready_future(channel).result(20)
+            own = [*TO_TANDEM, (GATEWAYS_HEADER, "999")]
+            EnsembleStub(channel).Classify(ClassifyRequest(), metadata=own, timeout=20)
+    assert gateway.metadata[0][GATEWAYS_HEADER] == "2"
 
 
 async def test_what_is_too_much_is_refused_before_its_message_is_there(port, gateway):

@@ -11,6 +11,10 @@ open loop):
   folder for each class, the share of answers whose first class is right;
 - the CPU time of a refusal: what was used beside the answers, which cost what they cost otherwise;
 - how much of the answers' time was in the service, by their own timings, and in its queues.
+- ``recovered_s``: a single photo is sent every ``PROBE_EVERY_S`` from the overload's end on. How
+  long after the end was the first sent from which on each got 200 within the p99 at 80 %?
+- ``memory_mib``, of all the service's processes: before the overload, at its end, and later. It is
+  private memory (USS): what other processes share is not counted again.
 
 With ``--apart`` the service has the first half of the cores and the load generator the other.
 With several ``--when-full`` services run side by side and take turns. Prints JSON.
@@ -21,12 +25,14 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import httpx
 import psutil
 import typer
 from machine import describe, write_result
@@ -44,6 +50,7 @@ DEADLINE_MS = 10_000.0  # request_timeout_s: the service answers within, or not 
 REFUSED = "http_429"
 USUAL = 0.8  # of the most
 SETTLED_S = 3.0
+PROBE_EVERY_S, NUM_PROBES = 0.02, 100
 CALM_S = 4.0  # after an overload, until the service answers by the plan full again
 GOODPUT = ("goodput_share", "of_what_the_generator_left")
 OTHERS = (
@@ -57,6 +64,8 @@ OTHERS = (
     "answered_share",
     "fast_share",
     "top1",
+    "recovered_s",
+    "grew_mib",
 )
 
 
@@ -145,13 +154,61 @@ def one_round(
     usual = turn(service, photos, seconds, rate=USUAL * before["throughput"])
     rows = [{"times_capacity": USUAL, **usual}]
     for factor in factors:
-        over = turn(service, photos, seconds, rate=factor * before["throughput"])
-        time.sleep(CALM_S)
+        over = overload(service, photos, seconds, factor * before["throughput"], usual["p99_ms"])
         after = turn(service, photos, seconds / 2, clients=CLIENTS)
         compared = shares(over, before, after, apart=apart) | beside_usual(over, usual)
         rows.append({"times_capacity": factor, **compared, **over})
         before = after
     return rows
+
+
+def overload(
+    service: Running, photos: Photos, seconds: float, rate: float, well_ms: float
+) -> dict[str, Any]:
+    """Return the figures of an overload, with the recovery and the memory after it."""
+    memory = [memory_mib(service)]
+    with ThreadPoolExecutor(NUM_PROBES) as pool, httpx.Client(timeout=30.0) as client:
+        client.get(f"{service.url}/healthz")
+        probes: list[Future[tuple[int, float]]] = []
+
+        def ask() -> tuple[int, float]:
+            sent = time.perf_counter()
+            answer = client.post(f"{service.url}/v1/classify", content=photos.bodies[0])
+            return answer.status_code, (time.perf_counter() - sent) * 1e3
+
+        def probe(ends_at: float) -> None:
+            for number in range(NUM_PROBES):
+                time.sleep(max(0.0, ends_at + number * PROBE_EVERY_S - time.perf_counter()))
+                probes.append(pool.submit(ask))
+
+        begun: list[Future[None]] = []
+
+        def report(_: object) -> None:
+            if not begun:
+                begun.append(pool.submit(probe, time.perf_counter() + seconds))
+
+        over = turn(service, photos, seconds, rate=rate, report=report)
+        memory.append(memory_mib(service))
+        begun[0].result()
+        asked = [future.result() for future in probes]
+    time.sleep(CALM_S)
+    memory.append(memory_mib(service))
+    ill = [n for n, (status, took_ms) in enumerate(asked) if status != 200 or took_ms > well_ms]
+    return {
+        **over,
+        "recovered_s": round((max(ill) + 1) * PROBE_EVERY_S, 2) if ill else 0.0,
+        "memory_mib": dict(zip(("before", "at_the_end", "later"), memory, strict=True)),
+        "grew_mib": memory[-1] - memory[0],
+    }
+
+
+def memory_mib(service: Running) -> int:
+    """Return the private memory of all processes of a service."""
+    first, total = psutil.Process(service.process.pid), 0
+    for process in (first, *first.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().uss
+    return round(total / 2**20)
 
 
 def shares(
@@ -195,11 +252,11 @@ def medians(
     return {name: round(median(values), 4) for name, values in found.items() if values}
 
 
-def turn(service, photos, seconds, clients=0, rate=0.0):
+def turn(service, photos, seconds, clients=0, rate=0.0, report=lambda _: None):
     """Return the figures of one turn; ``p50_ms`` and ``p99_ms`` are of the settled part."""
     target = Target(service.url, photos.bodies, keeps_answers=True)
     load = Load(target, seconds, clients=clients, rate=rate)
-    run = run_load(load, psutil.Process(service.process.pid))
+    run = run_load(load, psutil.Process(service.process.pid), report)
     told, then = summarise(run, DEADLINE_MS), settled(run)
     return {
         "offered": round(told.offered, 1),
