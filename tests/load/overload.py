@@ -10,7 +10,7 @@ open loop):
 - the share of requests that is answered, the share of answers by the fast plan and, if PHOTOS has a
   folder for each class, the share of answers whose first class is right;
 - the CPU time of a refusal: what was used beside the answers, which cost what they cost otherwise;
-- how much of the answers' time was in the service, by their own timings, and in its queues.
+- how much of the answers' time was in the service, by their own timings, and in its queues;
 - ``recovered_s``: a single photo is sent every ``PROBE_EVERY_S`` from the overload's end on. How
   long after the end was the first sent from which on each got 200 within the p99 at 80 %?
 - ``memory_mib``, of all the service's processes: before the overload, at its end, and later. It is
