@@ -36,7 +36,6 @@ ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is
     "calibration.learning.held_out": "statistics of answers; learn.py puts the set together",
     "calibration.commands.fit": "what evaluate fits; with evaluate.py it has over 500 lines",
     "calibration.ladder.engines": "imports the engines' packages, each when a rung runs it",
-    "calibration.ladder.preparations": "what rungs share; with rungs.py it has over 700 lines",
     "calibration.sets.onnx_graph": "imports onnx, which only sets for ONNX Runtime need",
     "calibration.sets.pytorch_child": "runs in a process of its own, with torch",
 }

@@ -87,7 +87,7 @@ def at(service: Service, text: str) -> str:
     """Point what README says of port 8000 at the tests' service."""
     host = service.url.removeprefix("http://")
     pointed = text.replace("127.0.0.1:8000", host).replace("localhost:8000", host)
-    if "tandem classify " in pointed:
+    if "tandem classify " in pointed:  # classify-offline asks no service
         pointed += f" --url {service.url}"
     return pointed
 
@@ -221,14 +221,11 @@ def reason_not_run(command: str) -> str | None:
 
 SERVES = re.compile(r"^(\w+=('[^']*'|\S+) )*\S*tandem serve\b")
 PASTED = [page for page, found in OF_PAGES.items() if found]
-QUICK = [f"how-to/{name}.md" for name in ("grpc", "open-inference", "other-clients")]
 PRINTS_NO_LABEL = re.compile(r"\.asked|> photos\.jsonl")  # although it has photo.jpg
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[] if page in QUICK else pytest.mark.slow) for page in PASTED],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PASTED)
 def test_every_command_of_a_page_runs_in_turn(page, folder, service, grpc_port, photo_label):
     """``tandem serve`` with ``--print-config``: it reads and checks all that a start would."""
     for name in ("configs", "serve_config.yaml", "tests"):

@@ -324,8 +324,8 @@ XEON = OF_ALL | {
 CLUSTER = OF_ALL | {
     "http_options.host", "args.decode_threads", "application.autoscaling_policy",
     "Gateway.autoscaling_config", "Gateway.max_replicas_per_node",
-    "Gateway.graceful_shutdown_timeout_s", "Gateway.health_check_timeout_s",
-    "Gateway.ray_actor_options",
+    "Gateway.graceful_shutdown_timeout_s", "Gateway.health_check_period_s",
+    "Gateway.health_check_timeout_s", "Gateway.ray_actor_options",
 }  # fmt: skip
 APART = {"args.batch_sizes", "args.decoder", "args.members", *STAGES}
 DIFFERENCES = {

@@ -1,18 +1,47 @@
 """The page in states that a healthy service cannot be brought into, answered in the browser.
 
 A member lost, a thousand classes, not ready yet, full: :func:`fulfil` answers in place of the
-service.
+service. What it does not answer comes from the HTTP interface, without networks. The page of a
+whole service: shipped/test_page.py.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from app.settings import Settings
+from tests.support.fakes import FakeService
+from tests.support.gateway_behind_haproxy import gateway_of
 from tests.support.services.page_driver import an_answer, answered, drop, fulfil
 
 pytestmark = pytest.mark.browser
+
+
+class AnyPicture(FakeService):
+    """Gives every picture the same label; knows ten, and has the members of `an_answer`."""
+
+    def _one(self, data, request_id):
+        return super()._one(b"image", request_id)
+
+    def served_models(self):
+        models = super().served_models()
+        (member,) = models.members
+        members = [replace(member, name=name) for name in an_answer()["members"]]
+        return replace(models, members=members, labels=[f"class {i}" for i in range(10)])
+
+
+@pytest.fixture(scope="module")
+def service_url():
+    with gateway_of(AnyPicture(Settings())) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def photo_label() -> str:
+    return "image"
 
 
 def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
