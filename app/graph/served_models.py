@@ -157,6 +157,10 @@ class ServedModels:
         bool | SkipJsonSchema[None],
         Field(description="true if the service takes photographs of these classes (/v1/teach)"),
     ] = None
+    operator_hints: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="true if the page shows commands for who operates the service"),
+    ] = None
 
 
 def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> ServedModels:

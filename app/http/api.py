@@ -301,7 +301,9 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
     async def models(request: Request, model_set: ModelSetName = None) -> ServedModels:
         served = service.of_set(model_set).served_models()
         shows_hints = service.settings.operator_hints
-        if not (sender_of(request.scope).is_local if shows_hints is None else shows_hints):
+        if sender_of(request.scope).is_local if shows_hints is None else shows_hints:
+            served.operator_hints = True
+        else:
             served.hint = ""
         return served
 

@@ -34,6 +34,7 @@ const teacher = {
   },
   erase: (id) => call(`/v1/samples/${id}`, state.key, undefined, "DELETE"),
   figures: () => call("/v1/teach", state.key),
+  showsCommands: () => Boolean(state.models?.operator_hints),
 };
 
 let scaling = Promise.resolve(); // one picture at a time: each takes much memory while it is read

@@ -432,4 +432,4 @@ async def test_visitors_read_no_operators_commands(setting, headers, shows):
     async with asgi_client(create_api(service)) as client:
         answer = await client.get("/v1/models", headers=headers)
     assert (answer.json()["hint"] == "tandem models fetch imagenet") == shows
-    assert bool(answer.json()["hint"]) == shows
+    assert bool(answer.json()["hint"]) == shows == answer.json().get("operator_hints", False)
