@@ -1,7 +1,7 @@
 """Reads the names of a network's classes from the forms of files that people have.
 
-These are lines with or without numbers and synsets, tables with a header, JSON, Python literals and
-TensorFlow's ``pbtxt``. What can be read in two ways is refused, with both shown.
+These are lines with or without numbers and synsets, tables with a header, JSON, YAML, Python
+literals and TensorFlow's ``pbtxt``. What can be read in two ways is refused, with both shown.
 """
 
 import ast
@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from models.class_names import number_of
 from models.errors import ModelSetError, reading
+from models.record import YamlError, parse_yaml
 
 MAX_BYTES = 4 << 20
 MAX_LENGTH = 1000  # characters of a name
@@ -39,7 +40,10 @@ OF_NUMBERS = ("index", "idx", "id", "number", "num", "no", "target", "classindex
 ONLY_NUMBERS = OF_NUMBERS[:-2]  # the others may be names
 OF_NAMES = ("name", "label", "class", "classname", "labelname", "category", "categoryname",
             "displayname", "description", "text", "names", "labels", "classes")  # fmt: skip
-INNER = ("id2label", "label2id", "names", "classes", "labels")
+INNER = ("id2label", "label2id", "names", "classes", "labels", "label_names", "class_names",
+         "categories", "vocab")  # fmt: skip
+DESCRIPTIONS = "label_descriptions"  # timm's, by the label_names
+YAML = (".yaml", ".yml")  # as Ultralytics' data.yaml
 BACKGROUND = ("background", "dummy")  # ImageNet's 1,001st class, which has no synset
 OF_IDS = ("synset", "synsetid", "wnid", "wordnetid", "mid", "uid")
 
@@ -77,8 +81,13 @@ def read_class_names(path: Path) -> ClassNames:
 def class_names_of(text: str, path: Path) -> ClassNames:
     """Read class names from the text of ``path``, which errors name; raise as above."""
     lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
-    body = re.sub(r"\A(\w+\s+)?\w+\s*=\s*(?=[\[{(])", "", "\n".join(lines).strip()).rstrip(";")
-    if LITERAL.match(body):
+    body = re.sub(
+        r"\A(export default\s+|(\w+\s+)?[\w.]+\s*=\s*)(?=[\[{(])", "", "\n".join(lines).strip()
+    ).rstrip(";")
+    value = _yaml(text, path) if path.suffix.lower() in YAML else None
+    if isinstance(value, dict | list):
+        rows = _of_value(value, path)
+    elif LITERAL.match(body):
         rows = _of_value(_literal(body, path), path)
     elif ITEM.match(body):
         rows = _of_items(body, path)
@@ -108,6 +117,13 @@ def text_of(data: bytes, path: Path) -> str:
     return re.sub(r"\r*\n|\r", "\n", text)
 
 
+def _yaml(text: str, path: Path) -> Any:
+    try:
+        return parse_yaml(text, str(path))
+    except YamlError as error:
+        raise ModelSetError(f"{error}; {INSTEAD}") from error
+
+
 def _literal(text: str, path: Path) -> Any:
     """Return the value of JSON or of a Python literal, in which no key stands twice."""
 
@@ -128,6 +144,9 @@ def _literal(text: str, path: Path) -> Any:
                     once([(ast.unparse(key), None) for key in node.keys if key])
             return ast.literal_eval(tree)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        if len(lines) > 1 and all(line.startswith("{") and line.endswith("}") for line in lines):
+            return [_literal(line, path) for line in lines]  # JSON Lines
         _refuse(path, f"looks like JSON or a Python literal and cannot be read as one: {error}")
 
 
@@ -139,10 +158,12 @@ def _of_value(value: Any, path: Path) -> ClassNames:
         if any(other.names != rows[0].names for other in rows[1:]):
             _refuse(path, f"has {' and '.join(inner)}, which differ")
         if rows:
-            return rows[0]
+            return _described(rows[0], value.get(DESCRIPTIONS))
     items = list(value) if isinstance(value, list | tuple) else []
     if items and all(map(_is_name, items)):
         return ClassNames([str(item) for item in items])
+    if len(items) > 1 and all(isinstance(item, dict) for item in items):
+        return _of_objects(items, path)
     pairs = items or (list(value.items()) if isinstance(value, dict) else [])
     if pairs and all(_is_pair(pair) and _is_pair(pair[1]) for pair in pairs):
         ids, names = ([str(own[place]) for _, own in pairs] for place in (0, 1))
@@ -154,6 +175,28 @@ def _of_value(value: Any, path: Path) -> ClassNames:
     if not pairs or not all(_is_pair(p) and all(map(_is_name, p)) for p in pairs):
         _refuse(path, "holds neither a list of names nor numbers and names")
     return _of_pairs(pairs, path)
+
+
+def _described(rows: ClassNames, descriptions: Any) -> ClassNames:
+    """Return names with their descriptions by the same names, which become the ids."""
+    if not isinstance(descriptions, dict) or not all(
+        isinstance(descriptions.get(name), str) for name in rows.names
+    ):
+        return rows
+    return replace(rows, names=[descriptions[name] for name in rows.names], ids=rows.names)
+
+
+def _of_objects(items: Sequence[dict[str, Any]], path: Path) -> ClassNames:
+    """Read objects of a number and a name each, as COCO's categories."""
+    known = {*OF_NUMBERS, *OF_NAMES, *OF_IDS}
+    keys = [key for key in items[0] if re.sub(r"[\W_]", "", str(key)).lower() in known]
+    if not keys or not all(_is_name(item.get(key)) for item in items for key in keys):
+        _refuse(path, "has objects without a number and a name each, as id and name")
+    words = [re.sub(r"[\W_]", "", str(key)).lower() for key in keys]
+    columns = [tuple(str(item[key]) for item in items) for key in keys]
+    rows = _of_columns(words, columns, path, is_known=True)
+    assert rows is not None  # known columns are read, or refused
+    return replace(rows, is_lines=False)
 
 
 def _of_pairs(pairs: Sequence[Sequence[Any]], path: Path) -> ClassNames:

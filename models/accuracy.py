@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from models.image_colors import IccProfiles
 from models.plan import Fraction, NumImages
 from models.record import FloatType, ImageRecord, Precision, Record
 
@@ -150,6 +151,8 @@ class AccuracyRecord(Record):
     versions: dict[str, str]
     fingerprints: dict[str, dict[Precision, str]]  # of each member's networks
     conditions: Conditions | None = None  # None for early records
+    # Whether wide-gamut pictures became sRGB; the service's setting may be another.
+    icc_profiles: IccProfiles = "ignore"
     # By member name or "ensemble".
     scores: dict[Precision, dict[str, Score | MultiLabelScore]]
     # Empty unless both precisions were measured.

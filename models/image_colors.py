@@ -1,9 +1,11 @@
 """Colours of decoded pictures: transparency over white, and wide gamut (Display P3) to sRGB.
 
 Only profiles of a matrix and curves are used (ICC.1:2010, 8.4.2), which is what phones and cameras
-embed. Tables of colours, profiles for printing and larger ones are ignored, as all are without the
-setting. LittleCMS, in Pillow, converts the networks' inputs rather than the whole picture: the
-difference is under a level, and the cost is that of few pixels.
+embed. The codes of a colour space (ITU-T H.273), PNG's ``cICP`` and the ``nclx`` of HEIC and AVIF,
+become a profile too: Display P3 and BT.2020, with curves of ordinary range. Tables of colours,
+profiles for printing and larger ones are ignored, as all are without the setting. LittleCMS, in
+Pillow, converts the networks' inputs rather than the whole picture: the difference is under a
+level, and the cost is that of few pixels.
 """
 
 import os
@@ -31,6 +33,14 @@ MAX_TAGS, MAX_CURVE = 100, 4096
 MAX_SEGMENTS = 4096  # of a file, before its profile
 HEIF_BYTES = 256 * 2**10  # from the start of a HEIC or AVIF, where its boxes are
 JPEG_START = b"ICC_PROFILE\0"
+# H.273: codes of primaries, as XYZ of red, green and blue adapted to D50; of transfer functions.
+PRIMARIES = {
+    9: ((0.67348, 0.27904, -0.00193), (0.16568, 0.67535, 0.02998), (0.12505, 0.0456, 0.79686)),
+    12: ((0.51512, 0.2412, -0.00105), (0.29198, 0.69225, 0.04189), (0.1571, 0.06657, 0.78407)),
+}
+SRGB_TRANSFER = (1, 2, 6, 13, 14, 15)  # sRGB's, unknown, and BT.709's, which is shown as sRGB's
+SRGB_CURVE = (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)  # ICC's parametric type 3
+GAMMA_22 = 4
 CLASSES = (b"mntr", b"scnr", b"spac")
 MATRIX = {b"rXYZ", b"gXYZ", b"bXYZ", b"rTRC", b"gTRC", b"bTRC"}
 TABLES = (b"A2B", b"B2A", b"D2B", b"B2D")
@@ -101,22 +111,62 @@ def _of_jpeg(view: memoryview) -> bytes:
 
 
 def _of_png(view: memoryview) -> bytes:
+    """Return the profile; codes that are known here come before it, as the specification says."""
+    profile = b""
     for kind, start, end in islice(png_chunks(view), MAX_SEGMENTS):
         if kind == b"IDAT":
             break
-        if kind == b"iCCP":
+        if kind == b"cICP" and (coded := _of_cicp(bytes(view[start : end - 4]))) is not None:
+            return coded
+        if kind == b"iCCP" and not profile:
             _, _, rest = bytes(view[start : end - 4]).partition(b"\0")
-            return zlib.decompressobj().decompress(rest[1:], MAX_PROFILE_BYTES + 1)
-    return b""
+            profile = zlib.decompressobj().decompress(rest[1:], MAX_PROFILE_BYTES + 1)
+    return profile
+
+
+def _of_cicp(body: bytes) -> bytes | None:
+    is_full_rgb = len(body) == 4 and body[2:] == b"\0\1"
+    return _of_codes(body[0], body[1]) if is_full_rgb else None
 
 
 def _of_heif(view: memoryview) -> bytes:
-    """Return the profile of the first ``colr`` box that has one."""
+    """Return the profile of the first ``colr`` box that has one, else that of its codes."""
     boxes = bytes(view[:HEIF_BYTES])
     if (place := boxes.find(b"colrprof")) < 4:
-        return b""
+        place = boxes.find(b"colrnclx")
+        return b"" if place < 4 else _of_codes(*struct.unpack_from(">HH", boxes, place + 8)) or b""
     (length,) = struct.unpack_from(">I", boxes, place - 4)
     return boxes[place + 8 : place - 4 + length]
+
+
+@lru_cache
+def _of_codes(primaries: int, transfer: int) -> bytes | None:
+    """Return a profile of H.273's codes, empty for sRGB's; None for codes that are not converted.
+
+    HDR's transfer functions (PQ, HLG) are not: they need tone mapping.
+    """
+    if primaries == 1 and transfer in SRGB_TRANSFER:
+        return b""
+    if primaries not in PRIMARIES or transfer not in (GAMMA_22, *SRGB_TRANSFER):
+        return None
+
+    def fixed(*values: float) -> bytes:
+        return struct.pack(f">{len(values)}i", *(round(value * 65536) for value in values))
+
+    kind, numbers = (0, (2.2,)) if transfer == GAMMA_22 else (3, SRGB_CURVE)
+    curve = b"para" + struct.pack(">IHH", 0, kind, 0) + fixed(*numbers)
+    white = (0.9642, 1.0, 0.8249)  # D50
+    bodies = {b"wtpt": b"XYZ " + bytes(4) + fixed(*white)}
+    for letter, own in zip((b"r", b"g", b"b"), PRIMARIES[primaries], strict=True):
+        bodies[letter + b"XYZ"] = b"XYZ " + bytes(4) + fixed(*own)
+        bodies[letter + b"TRC"] = curve
+    start, table, data = 132 + 12 * len(bodies), struct.pack(">I", len(bodies)), b""
+    for tag, body in bodies.items():
+        table += tag + struct.pack(">II", start + len(data), len(body))
+        data += body
+    header = struct.pack(">I", start + len(data)) + b"lcms\4\x30\0\0mntrRGB XYZ "
+    header = header.ljust(36, b"\0") + b"acsp" + bytes(28) + fixed(*white)
+    return header.ljust(128, b"\0") + table + data
 
 
 def is_matrix(profile: bytes) -> bool:

@@ -13,6 +13,7 @@ from calibration.evaluation.evaluate import Evaluation, MultiLabelEvaluation
 from calibration.sets.transaction import change, write_manifest, writing
 from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
+from models.image_colors import offline_profiles
 from models.ledger import current_records, refused
 from models.machine import cpu_model
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -46,6 +47,7 @@ def record_of(model_set: ModelSet, measured: Evaluation | MultiLabelEvaluation) 
         versions=_versions(),
         fingerprints=fingerprints,
         conditions=model_set.manifest.conditions,
+        icc_profiles=offline_profiles(),
         scores=scores,
         drops=measured.lost,
         size_mb=sizes_mb(model_set, precisions),
@@ -131,10 +133,14 @@ def with_record(manifest: Manifest, record: AccuracyRecord) -> Manifest:
     current, strictest = current_records(manifest), manifest.model_copy(update={"max_drop": 0.0})
 
     def stays(old: AccuracyRecord) -> bool:
-        is_same = (old.images_sha256, old.conditions) == (record.images_sha256, record.conditions)
+        is_same = _measured(old) == _measured(record)
         if names := {judgement.name for judgement in refused(strictest, old)}:
             return not (is_same and names <= set(record.drops))
         return old in current and not is_same
 
     kept = tuple(old for old in manifest.accuracy if stays(old))
     return manifest.model_copy(update={"accuracy": (*kept, record)})
+
+
+def _measured(record: AccuracyRecord) -> tuple[object, ...]:
+    return record.images_sha256, record.conditions, record.icc_profiles

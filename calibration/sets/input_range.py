@@ -57,6 +57,7 @@ MEAN_STEP = 60.0  # how far a mean is as unlikely as half or twice the scale
 LEAST_LEAD, MOST_OFF = 1.0, 5.0  # steps between the best convention and another, and of the best
 # Of a first convolution that divides pixels by 255 itself; others spread by 60 and more.
 LEAST_SPREAD, MOST_SPREAD = 0.2, 12.0
+MOST_MOVED = 4.0  # of 255 levels, between pixels and what a quantised input takes
 BOUND_SLACK = 0.1  # of the range of a convention
 ORDERS: tuple[ColorOrder, ...] = ("RGB", "BGR")
 MAX_LAYERS = 40
@@ -101,6 +102,13 @@ class Wanted:
     why: str = ""
     among: tuple[str, ...] = ()  # conventions of which nothing tells the right one
     is_reversed: bool = False
+    exact: Normalisation | None = None  # stated by its metadata, and of no convention
+
+    def in_order(self, order: ColorOrder) -> Normalisation | None:
+        """Return the normalisation that it wants of channels in this order; None: nothing tells."""
+        if self.convention:
+            return usual(self.convention, order)
+        return self.exact and replace(self.exact, color_order=order)
 
 
 @dataclass(frozen=True)
@@ -139,11 +147,12 @@ def fitted(model: ov.Model, form: InputForm, options: FileOptions, path: Path) -
     leaves open what it takes; the message has the options to say it with.
     """
     kind = model.input().element_type
-    wanted = None if kind.is_integral() else _stated_in(notes_of(model))
-    if wanted is None:
-        first = first_layers(model, form)
-        wanted = _wanted(first, kind, options.normalisation) if first else Wanted()
-        if first and first.is_plain and not kind.is_integral() and not wanted.convention:
+    stated, first = _stated_in(notes_of(model, path)), first_layers(model, form)
+    wanted = _wanted(first, kind, options.normalisation) if first else Wanted()
+    if not kind.is_integral():
+        if stated is not None:
+            wanted = _agreed(stated, wanted)
+        elif first and first.is_plain and not wanted.convention:
             wanted = _in_convolution(first_convolution(model, form), wanted)
     order = _order(wanted, kind, options, path)
     options, doubt = replace(options, pixel_order=order), None
@@ -152,19 +161,19 @@ def fitted(model: ov.Model, form: InputForm, options: FileOptions, path: Path) -
     orders = ORDERS if wanted.color_order is None else (wanted.color_order,)
     if kind.is_integral():
         own = tuple(usual("0 to 255", o) for o in orders) if wanted.color_order else ()
-        return Fitted(options, "", doubt, own)
-    own = tuple(usual(name, o) for o in orders) if (name := wanted.convention) else ()
+        return Fitted(options, "", doubt or _pixel_doubt(stated, first, kind), own)
+    own = tuple(how for o in orders if (how := wanted.in_order(o)))
     how = replace(options.normalisation, color_order=order or options.normalisation.color_order)
     note = wanted.why if own else "assumed: its first layers normalise nothing"
-    right = usual(name, how.color_order) if name else None
+    right = wanted.in_order(how.color_order)
     if not options.is_stated:
         _check_clear(wanted, path)
         return Fitted(replace(options, normalisation=right or how), f" ({note})", doubt, own)
     if right is not None and not right.is_close(how):
         doubt = (
-            f"{wanted.why}, which is of pixels from {wanted.convention} ({right.flags}). With "
-            "the mean and scale that were stated they are normalised twice, or not at all: --try "
-            "PHOTO shows the answers of each"
+            f"{wanted.why}, which is of {_pixels_of(wanted)} ({right.flags}). With the mean "
+            "and scale that were stated they are normalised twice, or not at all: --try PHOTO "
+            "shows the answers of each"
         )
     return Fitted(replace(options, normalisation=how), " (as stated)", doubt, own)
 
@@ -174,6 +183,36 @@ def usual(convention: str, order: ColorOrder) -> Normalisation:
     how, step = CONVENTIONS[convention], 1 if order == "RGB" else -1
     (r, g, b), (x, y, z) = how.mean[::step], how.scale[::step]
     return Normalisation((r, g, b), (x, y, z), order)
+
+
+def _pixels_of(wanted: Wanted) -> str:
+    return f"pixels from {wanted.convention}" if wanted.convention else "pixels from 0 to 255"
+
+
+def _agreed(stated: Wanted, layers: Wanted) -> Wanted:
+    """Return what metadata states; both, if the first layers want other pixels."""
+    if layers.convention in (None, stated.convention) or stated.convention is None:
+        return stated
+    why = f"{stated.why}, and {layers.why}"
+    return Wanted(None, stated.color_order, why, (stated.convention, layers.convention))
+
+
+def _pixel_doubt(stated: Wanted | None, first: FirstLayers | None, kind: ov.Type) -> str | None:
+    """Return a warning if an integer input of what metadata states is not the pixels themselves."""
+    if stated is None or first is None or kind not in (ov.Type.u8, ov.Type.i8):
+        return None
+    if (how := stated.in_order("RGB")) is None:
+        return None
+    zero = 128 if kind == ov.Type.i8 else 0
+    mean, scale = _in_order(how.mean, how, "RGB"), _in_order(how.scale, how, "RGB")
+    taken = ((np.array([0.0, 255.0])[:, None] - mean) / scale - first.offset) / first.gain + zero
+    if np.abs(taken - [[0.0], [255.0]]).max() <= MOST_MOVED:
+        return None
+    low, high = (as_text([round(float(v)) for v in row]) for row in taken)
+    return (
+        f"{stated.why}, which its quantisation makes {low} to {high} of pixels from 0 to 255, and "
+        "Tandem gives it these pixels as they are: --try PHOTO shows the answers"
+    )
 
 
 def _order(wanted: Wanted, kind: ov.Type, options: FileOptions, path: Path) -> ColorOrder | None:
@@ -441,16 +480,19 @@ def _stated_in(notes: Mapping[str, str]) -> Wanted | None:
         return None
     try:
         mean, scale = (
-            [float(text) for text in notes.get(key, default).split()]
+            np.broadcast_to([float(text) for text in notes.get(key, default).split()], 3).tolist()
             for key, default in (("mean_values", "0"), ("scale_values", "1"))
         )
     except ValueError:
         return None
-    is_reversed = notes.get("reverse_input_channels", "") in ("True", "YES", "1")
+    if not np.isfinite([*mean, *scale]).all() or not all(scale):
+        return None
+    order: ColorOrder | None = None
+    if notes.get("reverse_input_channels", "") in ("True", "YES", "1"):
+        order = "RGB"
+    why = f"its metadata has mean {as_text(mean)}, scale {as_text(scale)}"
     for name, how in CONVENTIONS.items():
         if np.allclose(mean, how.mean, atol=1) and np.allclose(scale, how.scale, rtol=0.01):
-            order: ColorOrder | None = "RGB" if is_reversed else None
-            return Wanted(
-                name, order, f"its metadata has mean {as_text(mean)}, scale {as_text(scale)}"
-            )
-    return None
+            return Wanted(name, order, why)
+    (r, g, b), (x, y, z) = mean, scale
+    return Wanted(None, order, why, exact=Normalisation((r, g, b), (x, y, z)))

@@ -2,13 +2,16 @@
 
 Labels may stand in a network's metadata too. ONNX has them among its properties (Ultralytics'
 ``names`` are a Python dictionary, which is read as a literal), IR in its ``rt_info``, TFLite in a
-text file behind the network (a ZIP archive).
+text file behind the network (a ZIP archive). TFLite's own metadata (a FlatBuffer, ``M001``: schema
+``metadata_schema.fbs`` of tflite-support) names that file, and has the mean and scale of pixels.
 """
 
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import openvino as ov
@@ -28,6 +31,12 @@ OF_ORDER = {"sure": None, "answer_set": None, "trust": (), "fast_plan": None}
 KEYS = ("names", "labels", "id2label", "class_names", "classes", "categories", "label_names")
 SECTIONS = ("framework", "model_info")  # of rt_info: ONNX's properties, and Model API's notes
 PREFIX = "model_info "  # of the same notes in ONNX
+LABEL_FILES = "label_files"  # of the notes: the files behind a TFLite network that hold labels
+TFLITE, TFLITE_KIND, METADATA_KIND = ".tflite", b"TFL3", b"M001"
+# Places of fields, and values, in the schemas of TFLite's networks and of their metadata.
+BUFFERS, METADATA, SUBGRAPHS, INPUTS, OUTPUTS = 4, 6, 3, 2, 3
+CONTENT, UNITS, TENSOR_FILES, FILE_KIND = 3, 4, 6, 2
+NORMALISATION, IMAGE, RGB, AXIS_LABELS = 1, 2, 1, 2
 NUM_SHOWN = 3
 
 
@@ -142,17 +151,117 @@ def _lines(names: Sequence[str]) -> str:
     return "".join(f"{name}\n" for name in names)
 
 
-def notes_of(model: ov.Model) -> dict[str, str]:
-    """Return what a file's metadata says of its network, as text by key."""
+def notes_of(model: ov.Model, path: Path | None = None) -> dict[str, str]:
+    """Return what a file's metadata says of its network, as text by key.
+
+    TFLite's, which OpenVINO does not read, is read from ``path``, with the keys of Model API.
+    """
     info = model.get_rt_info()
     sections = [info[name] for name in SECTIONS if name in info]
     values = [getattr(section, "value", section) for section in sections]
-    return {
+    notes = {
         key: str(getattr(value, "value", value))
         for section in values
         if isinstance(section, dict)
         for key, value in section.items()
     }
+    return notes if path is None or path.suffix != TFLITE else _tflite_notes(path) | notes
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of a FlatBuffer; its fields are known by their places in the schema."""
+
+    data: bytes
+    at: int
+
+    @classmethod
+    def root(cls, data: bytes, kind: bytes) -> "_Table":
+        if data[4:8] != kind:
+            raise ValueError(f"no {kind.decode()}")
+        return cls(data, _number("I", data, 0))
+
+    @cached_property
+    def _offsets(self) -> Sequence[int]:
+        table = self.at - _number("i", self.data, self.at)
+        return struct.unpack_from(f"<{_number('H', self.data, table) // 2}H", self.data, table)[2:]
+
+    def _field(self, place: int) -> int | None:
+        offset = self._offsets[place] if place < len(self._offsets) else 0
+        return self.at + offset if offset else None
+
+    def number(self, place: int, kind: str = "B") -> int:
+        return 0 if (at := self._field(place)) is None else _number(kind, self.data, at)
+
+    def _follow(self, at: int) -> int:
+        return at + _number("I", self.data, at)
+
+    def table(self, place: int) -> "_Table | None":
+        return None if (at := self._field(place)) is None else _Table(self.data, self._follow(at))
+
+    def _items(self, place: int, size: int) -> tuple[int, int]:
+        """Return where a vector's items begin, and how many there are."""
+        if (at := self._field(place)) is None:
+            return 0, 0
+        at = self._follow(at)
+        if (count := _number("I", self.data, at)) * size > len(self.data):
+            raise ValueError(f"{count} items")
+        return at + 4, count
+
+    def tables(self, place: int) -> list["_Table"]:
+        at, count = self._items(place, 4)
+        return [_Table(self.data, self._follow(at + 4 * number)) for number in range(count)]
+
+    def bytes(self, place: int) -> bytes:
+        at, count = self._items(place, 1)
+        return self.data[at : at + count]
+
+    def text(self, place: int) -> str:
+        return self.bytes(place).decode("utf-8")
+
+    def floats(self, place: int) -> tuple[float, ...]:
+        at, count = self._items(place, 4)
+        return struct.unpack_from(f"<{count}f", self.data, at)
+
+
+def _number(kind: str, data: bytes, at: int) -> int:
+    if at < 0:
+        raise ValueError(f"a place before the file: {at}")
+    number: int = struct.unpack_from(f"<{kind}", data, at)[0]
+    return number
+
+
+def _tflite_notes(path: Path) -> dict[str, str]:
+    """Return what TFLite's metadata says of the first input and output; empty without any."""
+    try:
+        network = _Table.root(path.read_bytes(), TFLITE_KIND)
+        buffers = network.tables(BUFFERS)
+        notes = {own.text(0): own.number(1, "I") for own in network.tables(METADATA)}
+        about = _Table.root(buffers[notes["TFLITE_METADATA"]].bytes(0), METADATA_KIND)
+        graph = about.tables(SUBGRAPHS)[0]
+        return _input_notes(graph.tables(INPUTS)) | _label_files(graph.tables(OUTPUTS))
+    except (OSError, ValueError, LookupError, struct.error):  # none, damaged, or of another version
+        return {}
+
+
+def _input_notes(inputs: Sequence[_Table]) -> dict[str, str]:
+    notes = dict[str, str]()
+    for image in inputs[:1]:
+        units = [u.table(1) for u in image.tables(UNITS) if u.number(0) == NORMALISATION]
+        for unit in filter(None, units[:1]):
+            rows = zip(("mean_values", "scale_values"), map(unit.floats, (0, 1)), strict=True)
+            notes |= {key: " ".join(f"{value:g}" for value in row) for key, row in rows if row}
+        content = image.table(CONTENT)
+        properties = content and content.number(0) == IMAGE and content.table(1)
+        if properties and properties.number(0) == RGB:
+            notes["reverse_input_channels"] = "True"
+    return notes
+
+
+def _label_files(outputs: Sequence[_Table]) -> dict[str, str]:
+    files = [file for output in outputs[:1] for file in output.tables(TENSOR_FILES)]
+    names = [file.text(0) for file in files if file.number(FILE_KIND) == AXIS_LABELS]
+    return {LABEL_FILES: "\n".join(names)} if names else {}
 
 
 def own_labels(notes: Mapping[str, str], path: Path) -> tuple[str, ...] | None:
@@ -162,8 +271,8 @@ def own_labels(notes: Mapping[str, str], path: Path) -> tuple[str, ...] | None:
     """
     notes = {key.removeprefix(PREFIX): text for key, text in notes.items()}
     texts = [notes[key] for key in KEYS if notes.get(key, "").strip()]
-    if path.suffix == ".tflite":
-        texts += _archived(path)
+    if path.suffix == TFLITE:
+        texts += _archived(path, notes.get(LABEL_FILES, "").split("\n"))
     for text in texts:
         try:
             return tuple(class_names_of(_as_list(text), path).names)
@@ -182,16 +291,23 @@ def _as_list(text: str) -> str:
     return "\n".join(word.replace("_", " ") for word in text.split())  # Model API's
 
 
-def _archived(path: Path) -> list[str]:
+def _archived(path: Path, first: Sequence[str]) -> list[str]:
     """Return the texts in the archive behind a TFLite network, those of labels first."""
     try:
         with zipfile.ZipFile(path) as archive:
             texts = [
                 info
                 for info in archive.infolist()
-                if info.filename.endswith((".txt", ".json")) and info.file_size <= MAX_BYTES
+                if info.filename.endswith((".txt", ".json", ".csv")) or info.filename in first
+                if info.file_size <= MAX_BYTES
             ]
-            texts.sort(key=lambda info: "label" not in info.filename)
+            names = {name: place for place, name in enumerate(first)}
+            texts.sort(
+                key=lambda info: (
+                    names.get(info.filename, len(first)),
+                    "label" not in info.filename,
+                )
+            )
             return [text_of(archive.read(info), path) for info in texts]
     except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, ModelSetError):
         return []  # most have no archive

@@ -83,6 +83,14 @@ def test_forms_of_lines_and_values(tmp_path, names):
         "bare": lines(f"{k}: {name!r}," for k, name in of.items()),
         "pbtxt": items(names, 1),
         "pbtxt from 0": "# map\n" + items(names, 0),
+        "timm": json.dumps({"num_classes": 12, "label_names": names}),
+        "fastai": json.dumps({"vocab": names}),
+        "COCO": json.dumps(
+            {"categories": [{"supercategory": "x", "id": k, "name": n} for n, k in turned.items()]}
+        ),
+        "objects": json.dumps([{"Class ID": k, "label": n} for k, n in reversed(of.items())]),
+        "JSON Lines": lines(json.dumps({"id": k, "label": n}) for k, n in of.items()),
+        "module": f"export default {json.dumps(names)}",
         "header": "index label\n" + lines(f"{k} {name}" for k, name in of.items()),
     }  # fmt: skip
     assert {form: read(tmp_path, text) for form, text in forms.items()} == dict.fromkeys(
@@ -100,6 +108,30 @@ def test_forms_of_lines_and_values(tmp_path, names):
     assert {form: read(tmp_path, text, "x.csv") for form, text in tables.items()} == dict.fromkeys(
         tables, names
     )
+
+
+def test_yaml_as_ultralytics_has_it(tmp_path):
+    of = dict(enumerate(ODD))
+    for text in (
+        "nc: 12\nnames:\n" + lines(f"  {k}: {json.dumps(name)}" for k, name in of.items()),
+        "path: x # names: [a]\nnames:\n" + lines(f"- {json.dumps(name)}" for name in ODD),
+        f"names: {json.dumps(ODD)}",
+        lines(f"{k}: {json.dumps(name)}" for k, name in of.items()),
+        lines(ODD),
+    ):
+        assert read(tmp_path, text, "data.yaml") == ODD
+    for text, says in (("names: [a, b", "is not YAML"), ("names: [no, yes]", "neither a list")):
+        with pytest.raises(ModelSetError, match=says):
+            read(tmp_path, text, "data.yml")
+
+
+def test_descriptions_of_timm_are_the_names(tmp_path):
+    texts = dict(zip(SYNSETS, ODD, strict=True))
+    both = {"label_names": SYNSETS, "label_descriptions": texts}
+    assert read(tmp_path, json.dumps(both)) == ODD
+    assert read_class_names(tmp_path / "labels.txt").ids == SYNSETS
+    del texts[SYNSETS[3]]
+    assert read(tmp_path, json.dumps(both)) == SYNSETS
 
 
 def test_synsets_are_ids_in_the_order_of_the_classes(tmp_path):
@@ -208,6 +240,11 @@ GAP = "counted the classes .0 for 'a'., but 1 is missing; number them from 0"
     ("0 mom\n1 kid\n#2 dad\n", "the line '#2 dad', which is a class or a comment"),
     ("mom\n//dad\n", "the line '//dad', which is a class or a comment"),
     ("[]", "neither a list"),
+    ('[{"id": 1, "name": "a"}, {"id": 3, "name": "b"}]', "but 2 is missing"),
+    ('[{"id": 0, "name": "a"}, {"name": "b"}]', "objects without a number and a name each"),
+    ('[{"x": 1}, {"x": 2}]', "objects without a number and a name each"),
+    ('[{"id": 0}, {"id": 1}]', "which is the name is unclear"),
+    ('{"id": 0}\n{"id": ', "cannot be read as one"),
     ('["a", "\\ud800"]', "has a class '.ud800': empty, long"),
     ("names:\n  0: a\n  1: b\n", "others as 'names:'"),
     ("x" * 2000, "empty, long, or with a tab"),

@@ -65,6 +65,46 @@ def test_the_colours_are_those_of_srgb(kind, profile):
     np.testing.assert_array_equal(CONVERTED.read(plain), right)
 
 
+def coded(kind: str, image: Image.Image, primaries: int, transfer: int, more: bytes = b"") -> bytes:
+    """Return a file that names its colours by codes: PNG's cICP, or HEIC's and AVIF's nclx."""
+    image.info.pop("icc_profile", None)
+    if kind == "PNG":
+        file = encode(image, kind)
+        chunk = png_chunk(b"cICP", bytes([primaries, transfer, 0, 1]))
+        return file[:33] + more + chunk + file[33:]
+    boxes = bytearray(encode(image, kind, quality=95))
+    if (place := boxes.find(b"colrnclx")) > 0:
+        struct.pack_into(">HH", boxes, place + 8, primaries, transfer)
+        return bytes(boxes)
+    raise AssertionError(f"no nclx in {kind}")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "HEIF", "AVIF"])
+def test_codes_of_a_colour_space_are_converted(kind):
+    """By right numbers of Display P3, which the tests' own profile makes."""
+    right = PLAIN.read(encode(scene(), kind, **({} if kind == "PNG" else {"quality": 95})))
+    for transfer in (1, 13):
+        wide = coded(kind, in_space(P3), 12, transfer)
+        assert off(CONVERTED.read(wide), right) < 2 < 2.5 < off(PLAIN.read(wide), right)
+    plain = coded(kind, scene(), 1, 13)
+    np.testing.assert_array_equal(CONVERTED.read(plain), PLAIN.read(plain))
+    for codes in ((9, 16), (9, 18), (12, 8), (22, 13), (5, 13)):  # HDR, linear, others
+        other = coded(kind, scene(), *codes)
+        np.testing.assert_array_equal(CONVERTED.read(other), PLAIN.read(other))
+
+
+def test_codes_come_before_a_profile_if_they_are_known():
+    profile = png_chunk(b"iCCP", b"x\0\0" + zlib.compress(ADOBE))
+    right = PLAIN.read(encode(scene(), "PNG"))
+    assert off(CONVERTED.read(coded("PNG", in_space(P3), 12, 13, profile)), right) < 2
+    assert off(CONVERTED.read(coded("PNG", in_space(ADOBE), 9, 16, profile)), right) < 2
+    srgb = coded("PNG", scene(), 1, 13, profile)
+    np.testing.assert_array_equal(CONVERTED.read(srgb), right)
+    file = coded("PNG", in_space(ADOBE), 12, 13, profile)
+    of_yuv = file.replace(b"cICP\x0c\x0d\0\1", b"cICP\x0c\x0d\1\1")
+    assert off(CONVERTED.read(of_yuv), right) < 2 < off(CONVERTED.read(file), right)
+
+
 @cases(
     "profile",
     matrix_profile(SRGB),

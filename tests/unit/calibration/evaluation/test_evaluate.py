@@ -237,6 +237,15 @@ def test_the_same_images_replace_their_record(folder, tmp_path, pictures):
     assert [r.dataset for r in read_manifest(folder).accuracy] == [f"{tmp_path.name}/moved"]
 
 
+def test_a_record_notes_whether_profiles_were_converted(folder, tmp_path, pictures, monkeypatch):
+    """Both records of the same images stay: the figures may differ."""
+    for setting in ("ignore", "convert"):
+        monkeypatch.setenv("TANDEM_ICC_PROFILES", setting)
+        assert evaluated(folder, "--images", pictures).exit_code == 0
+    records = read_manifest(folder).accuracy
+    assert [record.icc_profiles for record in records[-2:]] == ["ignore", "convert"]
+
+
 @pytest.mark.parametrize("option", ["--no-record", "--max-images=5"])
 def test_a_look_is_not_recorded(tmp_path: Path, pictures: Path, option: str) -> None:
     folder = write_tiny_set(tmp_path / "tiny")

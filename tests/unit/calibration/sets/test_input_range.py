@@ -13,11 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13 as ops
 
 from calibration.sets.import_network import import_network
-from calibration.sets.input import MEAN_RGB, SCALE_RGB, InputForm
+from calibration.sets.input import MEAN_RGB, SCALE_RGB, InputForm, Normalisation
 from calibration.sets.input_range import fitted
 from calibration.sets.options import FileOptions, MemberOptions
 from models.errors import ModelSetError
 from tests.support.calibration.added_sets import added, both, rows_of, softmax
+from tests.support.calibration.tflite_metadata import tflite
 from tests.support.cases import cases
 from tests.support.images import make_scene
 
@@ -340,6 +341,70 @@ def test_layers_of_other_kinds_are_read(tmp_path, kind, takes):
     imported = import_network(tmp_path / "net.xml", FileOptions(is_stated=False))
     assert imported.facts.startswith(f"takes {takes}")
     assert imported.doubt is None
+
+
+def fitted_tflite(path, own=(), kind=np.float32, stated=None, **metadata):
+    """Fit a network of NHWC pixels whose first layers multiply and add ``own``."""
+    pixels = ops.parameter([1, SIZE, SIZE, 3], kind, name="pixels")
+    planes = ops.convert(pixels, "f32") if kind != np.float32 else pixels
+    if own:
+        planes = ops.add(ops.multiply(planes, np.float32(own[0])), np.float32(own[1]))
+    maps = ops.reduce_mean(planes, np.array([1, 2]), False)
+    model = ov.Model([ops.matmul(maps, HEAD[:3], False, False)], [pixels], "net")
+    options = FileOptions(is_stated=stated is not None)
+    if stated is not None:
+        mean, scale = stated
+        options = FileOptions(normalisation=Normalisation((mean,) * 3, (scale,) * 3))
+    form = InputForm(SIZE, "NHWC", 1)
+    return fitted(model, form, options, tflite(path / "net.tflite", **metadata))
+
+
+@cases(
+    "mean, scale, wants",
+    ((127.5,), (127.5,), "(RGB - 127.5) / 127.5"),
+    ((127,), (128,), "(RGB - 127.5) / 127.5"),
+    ((0,), (255,), "RGB / 255"),
+    ((0,), (1,), "RGB pixels as they are"),
+    (MEAN_RGB, SCALE_RGB, "(RGB - 123.675,116.28,103.53) / 58.395,57.12,57.375"),
+    ((117,), (1,), "RGB - 117"),
+    ((91.5, 80, 72), (60, 61, 62), "(RGB - 91.5,80,72) / 60,61,62"),
+)
+def test_what_tflites_metadata_says_of_pixels_is_taken(tmp_path, mean, scale, wants):
+    fit = fitted_tflite(tmp_path, mean=mean, scale=scale)
+    assert fit.options.normalisation.formula() == wants
+    assert "its metadata has mean" in fit.note
+    assert fit.doubt is None
+    fit = fitted_tflite(tmp_path, mean=mean, scale=scale, stated=(33.0, 44.0))
+    assert fit.options.normalisation.formula() == "(RGB - 33) / 44"
+    assert "its metadata has mean" in str(fit.doubt)
+
+
+@cases("mean, scale", ((), ()), ((float("nan"),), (1,)), ((0,), (0,)), ((1, 2), (3, 4)))
+def test_metadata_that_says_nothing_leaves_it_to_the_layers(tmp_path, mean, scale):
+    fit = fitted_tflite(tmp_path, (1 / 255, 0), mean=mean, scale=scale)
+    assert fit.options.normalisation.formula() == "RGB pixels as they are"
+    assert "its first layers compute x / 255" in fit.note
+
+
+def test_metadata_that_the_layers_contradict_is_asked_about(tmp_path):
+    both_ways = r"mean 0, scale 255, and its first layers compute x / 255, and it is unclear"
+    with pytest.raises(ModelSetError, match=both_ways):
+        fitted_tflite(tmp_path, (1 / 255, 0), mean=(0,), scale=(255,))
+    assert fitted_tflite(tmp_path, (1 / 255, 0), mean=(0,), scale=(1,)).doubt is None
+
+
+@cases(
+    "kind, own, metadata, levels",
+    (np.uint8, (1 / 127.5, -1), ((127.5,), (127.5,)), None),
+    (np.uint8, (1 / 128, -127 / 128), ((127,), (128,)), None),
+    (np.int8, (1 / 127.5, 0.5 / 127.5), ((127.5,), (127.5,)), None),
+    (np.uint8, (1 / 255, 0), ((127.5,), (127.5,)), "-255 to 255"),
+    (np.int8, (1 / 255, 0), ((0,), (255,)), "128 to 383"),
+)
+def test_quantised_pixels_are_compared_with_the_metadata(tmp_path, kind, own, metadata, levels):
+    """By both, numbers that the network takes are pixels; or they are others, and that is said."""
+    fit = fitted_tflite(tmp_path, own, kind, mean=metadata[0], scale=metadata[1])
+    assert fit.doubt is None if levels is None else f"makes {levels} of pixels" in str(fit.doubt)
 
 
 def test_what_mixes_channels_is_no_normalisation(tmp_path):

@@ -9,9 +9,10 @@ import pytest
 from onnx import helper
 
 from calibration.sets.add_set import NewSet, add_set
-from calibration.sets.labels import label_doubt, own_labels
+from calibration.sets.labels import label_doubt, notes_of, own_labels
 from models.errors import ModelSetError
 from tests.support.calibration.added_sets import both, text
+from tests.support.calibration.tflite_metadata import tflite
 from tests.support.cases import cases
 from tests.unit.calibration.sets.test_input_range import MOBILENET, NUM_CLASSES, network
 
@@ -72,6 +73,39 @@ def test_the_text_behind_a_tflite_network_is_read(tmp_path, name, content):
         archive.writestr("about.txt", "")
         archive.writestr(name, content)
     assert list(own_labels({}, path) or ()) == NAMES
+
+
+def test_the_file_that_tflites_metadata_names_has_the_labels(tmp_path):
+    """Another file in the archive may have a better name, and this one any ending."""
+    path = tflite(
+        tmp_path / "net.tflite",
+        files={"classes.map": "\n".join(NAMES)},
+        others={"labels.txt": "\n".join(NAMES[::-1])},
+    )
+    notes = notes_of(ov.Model([], []), path)
+    assert notes == {
+        "mean_values": "127.5",
+        "scale_values": "127.5",
+        "reverse_input_channels": "True",
+        "label_files": "classes.map",
+    }
+    assert list(own_labels(notes, path) or ()) == NAMES
+    assert list(own_labels({}, path) or ()) == NAMES[::-1]
+
+
+def test_damaged_metadata_of_tflite_says_nothing(tmp_path):
+    """Wherever one byte is another, text is read, or nothing; it ends, and raises nothing."""
+    path = tflite(tmp_path / "net.tflite", files={"labels.txt": "a\nb"})
+    data = path.read_bytes()
+    end, empty = data.index(b"PK"), ov.Model([], [])
+    for place in range(end):
+        for value in (0, 0xFF):
+            path.write_bytes(data[:place] + bytes([value]) + data[place + 1 :])
+            notes = notes_of(empty, path)
+            assert all(isinstance(text, str) for text in notes.values())
+    for length in range(0, end, 7):
+        path.write_bytes(data[:length])
+        notes_of(empty, path)
 
 
 @cases(

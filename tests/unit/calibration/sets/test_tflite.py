@@ -6,6 +6,8 @@ import pytest
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.sets.add_set import NewSet, add_set
+from calibration.sets.import_network import import_network
+from calibration.sets.options import FileOptions
 from models.manifest import ENSEMBLE
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.imagenet_small import MEMBERS, links, new_set
@@ -21,6 +23,16 @@ LEAST_TOP1 = {"v2": 0.76, "v1": 0.64, "small": 0.52, ENSEMBLE: 0.74}
 @pytest.fixture(scope="module")
 def mobilenets(shared_data, tmp_path_factory):
     return add_set(new_set(shared_data / "imagenet-small"), tmp_path_factory.mktemp("sets"))
+
+
+def test_their_metadata_is_read_and_agrees(shared_data):
+    """They name their labels, and state the -1 to 1 that their quantisation makes of pixels."""
+    folder = shared_data / "imagenet-small"
+    labels = (folder / "labels.txt").read_text("utf-8").splitlines()
+    for file in MEMBERS.values():
+        found = import_network(folder / "tflite" / file, FileOptions(is_stated=False))
+        assert list(found.labels or ()) == labels
+        assert found.doubt is None
 
 
 @pytest.mark.slow  # make test adds small TFLite networks in tests/unit/calibration/sets
