@@ -245,6 +245,21 @@ async def test_an_address_has_a_quarter_of_the_connections(connections):
     await _until(lambda: other.answered, "another address is answered")
 
 
+async def test_the_last_quarter_is_for_addresses_with_few(connections, gateway):
+    async def opened(source):
+        with suppress(ConnectionError):
+            (new,) = await connections(1, source)
+            new.send(*new.begin(CLASSIFY, **OURS))
+            await _until(lambda: new.answered or new.is_closed, "it has an end")
+            return bool(new.answered)
+        return False
+
+    for last in range(2, 6):
+        had = [await opened(f"127.0.0.{last}") for _ in range(NUM_CONNECTIONS)]
+        assert all(had) is (last < 5), last
+    assert await opened("127.0.0.6")
+
+
 async def test_calls_that_need_no_key_have_a_rate(connections, gateway):
     (many,) = await connections()
     for num in (100, 200, 300, 400):
