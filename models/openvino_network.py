@@ -321,6 +321,15 @@ def pooled_features(model: ov.Model, where: str) -> ov.Output:
     return _as_vectors(source, where)
 
 
+def num_features(model: ov.Model) -> int | None:
+    """Return the length F of pooled features; None: it has none, or of no fixed length."""
+    try:
+        length = list(pooled_features(model, "").get_partial_shape())[1]
+    except ModelSetError:
+        return None
+    return int(length.get_length()) if length.is_static else None
+
+
 def features_network(model: ov.Model, where: str) -> ov.Model:
     """Return a network from the model's images to its features, float32 (N, F).
 

@@ -32,6 +32,7 @@ from app.errors import (
 )
 from app.queueing.admission import ByteBudget, Share
 from models.errors import TandemError
+from models.image_formats import name_beginning
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -168,6 +169,18 @@ async def read_coded_body(
     chunks: list[bytes] = []
     await read_coded_chunks(receive, headers, max_bytes, share, chunks.append)
     return b"".join(chunks)  # a single chunk is not copied
+
+
+async def read_body(
+    request: Request, headers: Headers, max_bytes: int, share: Share, timeout_s: float
+) -> bytes:
+    """Return the whole body, as :func:`read_coded_body`; :class:`SlowBodyError` if it is late."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await read_coded_body(request.receive, headers, max_bytes, share)
+    except TimeoutError as error:
+        text = f"the body had not arrived after {timeout_s:g} s; send it at once"
+        raise SlowBodyError(text) from error
 
 
 async def read_coded_chunks(
@@ -414,9 +427,12 @@ class _Parts:
     def _add_content(self, data: bytes, start: int, end: int) -> None:
         self._content += data[start:end]
         if not self._is_file and len(self._content) > MAX_TEXT_BYTES:
+            wrapping = name_beginning(bytes(self._content[:MAX_TEXT_BYTES]))
+            what = f", {wrapping[0]}" if wrapping else ""
             raise BadParameterError(
-                f"the form has a text field of more than {MAX_TEXT_BYTES} bytes; an image is sent "
-                "with a file name, or with Content-Type image/..., as curl -F files=@photo.jpg does"
+                f"the form has a text field of more than {MAX_TEXT_BYTES} bytes{what}; an image "
+                "is sent with a file name, or with Content-Type image/..., as curl -F "
+                "files=@photo.jpg does"
             )
 
     def _end_part(self) -> None:
@@ -460,14 +476,8 @@ async def read_fields(
         SlowBodyError, BodyTooLargeError: it does not arrive in time, or is too large.
         BadCodingError, UnsupportedCodingError: its coding is damaged, or another one.
     """
-    try:
-        async with asyncio.timeout(timeout_s):
-            with ByteBudget(2 * MAX_BYTES).share() as share:  # coded and inflated
-                headers = Headers(request.scope)
-                body = await read_coded_body(request.receive, headers, MAX_BYTES, share)
-    except TimeoutError as error:
-        text = f"the body had not arrived after {timeout_s:g} s; send it at once"
-        raise SlowBodyError(text) from error
+    with ByteBudget(2 * MAX_BYTES).share() as share:  # coded and inflated
+        body = await read_body(request, Headers(request.scope), MAX_BYTES, share, timeout_s)
     if may_be_empty and not body:
         return {}
     try:

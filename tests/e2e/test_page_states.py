@@ -63,6 +63,33 @@ def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     expect(page.locator("#all-labels li")).to_have_count(1000)
 
 
+def test_a_service_that_is_taught_takes_pictures_and_a_full_one_says_so(open_page, photo_file):
+    labels = ["tench", "church"]
+    models: dict[str, Any] = {"model_set": "a-set", "labels": labels, "members": [], "teach": True}
+    kept = {"photographs": 1, "labels": {"tench": 1}}
+
+    def prepare(page):
+        fulfil(page, "/v1/models", models)
+        fulfil(page, "/v1/teach", kept)
+        error = {"error": {"message": "2 photographs are kept, of at most 2"}}
+        fulfil(page, "/v1/teach?label=none", error, 409)
+
+    page = open_page(("/v1/teach",), prepare=prepare)
+    expect(page.locator(".tile")).to_contain_text(
+        ["tench1 photograph", "churchdrop or choose", "none of these"]
+    )
+    answered(page, an_answer(), photo_file)
+    expect(page.locator("#right")).to_have_value("church")
+    page.locator("#right").select_option("none")
+    page.locator("#correct button").click()
+    expect(page.locator("#corrected")).to_have_text(
+        "Not kept. 2 photographs are kept, of at most 2"
+    )
+    page = open_page()
+    expect(page.locator("#labels li").first).to_be_visible()
+    expect(page.locator("#teach")).to_be_hidden()
+
+
 def test_disagreement_and_a_lost_member_are_said(open_page, photo_file):
     members = an_answer()["members"]
     members["densenet169"] = members["densenet169"] | {"label": "church"}

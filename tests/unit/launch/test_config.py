@@ -206,6 +206,7 @@ def test_what_serve_waits_without_the_option():
 OTHER = {"name": "other", "route_prefix": "/other", "import_path": "their.module:app"}
 HUBS = {
     "Feedback": {"feedback": True},
+    "Samples": {"teach": True, "teach_dir": "taught"},
     "Traffic": {"traffic": {"imagenette": 100}},
     "Sets": {"model_sets": ["imagenette", "other"]},
 }
