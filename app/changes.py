@@ -74,6 +74,10 @@ ROUTES: dict[str, Change | None] = {
     **CHANGES,
     **{f"{kind} {name}": None for kind, names in READS.items() for name in names.split()},
 }
+# What proxies add; some add one of these alone. Two name the client.
+OF_CLIENTS = ("x-forwarded-for", "x-real-ip")
+OF_PROXIES = ("forwarded", "via", "x-forwarded-host", *OF_CLIENTS)
+OTHER_SITES = ("cross-site", "same-site")  # as browsers say, also where they send no origin
 UNLISTED = Change("a route that is not in the table", here=True)  # a test finds these
 
 
@@ -97,6 +101,8 @@ class Sender(NamedTuple):
     def foreign_page(self, origins: Iterable[str] = ()) -> str | None:
         """Return the Origin of another site's page, unless ``origins`` have it; else None."""
         origin = self.header("origin")
+        if origin is None and (site := self.header("sec-fetch-site")) in OTHER_SITES:
+            return f"Sec-Fetch-Site {site}"
         if origin is None or origin in origins or "*" in origins:
             return None
         host = self.header("host")
@@ -112,12 +118,12 @@ class Sender(NamedTuple):
             return page
         if (host := self.header("host")) and not _is_own_host(host):
             return f"Host {host}"
-        if (client := self.header("forwarded")) is not None:
-            return f"Forwarded {client}"
-        client = self.header("x-forwarded-for")
-        if client is None or all(is_loopback(part.strip()) for part in client.split(",")):
-            return None
-        return f"X-Forwarded-For {client}"
+        for name in OF_PROXIES:
+            if (value := self.header(name)) is not None and not (
+                name in OF_CLIENTS and all(is_loopback(part.strip()) for part in value.split(","))
+            ):
+                return f"{name.title()} {value}"
+        return None
 
 
 def check_change(

@@ -25,6 +25,8 @@ OWN = [
     {"host": "localhost:8000"},
     {"host": "[::1]"},
     {"host": "a.localhost:9", "origin": "http://a.localhost:9"},  # a page of the service's own
+    {"sec-fetch-site": "same-origin"},
+    {"x-real-ip": "::1", "x-forwarded-for": "127.0.0.1"},
 ]
 FOREIGN = [
     {"origin": PAGE},
@@ -34,6 +36,11 @@ FOREIGN = [
     {"host": "evillocalhost"},
     {"x-forwarded-for": "127.0.0.1, 203.0.113.5"},
     {"forwarded": "for=203.0.113.5"},
+    {"x-real-ip": "203.0.113.5"},
+    {"via": "1.1 proxy"},
+    {"x-forwarded-host": "shop.example"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},  # another port's
 ]
 OVER_HTTP = [route for route in CHANGES if not route.startswith(OIP)]
 OVER_GRPC = [route.partition(" ")[2] for route in CHANGES if route.startswith(OIP)]
