@@ -80,6 +80,7 @@ def test_rule_is_a_value_that_can_be_followed():
     for size in (0, -1):
         with pytest.raises(ValueError, match=f"input_size is {size}; it must be at least 1"):
             ImageRule(size, 10)
+    assert ImageRule(1, 1).shape == (1, 1, 3)
     with pytest.raises(ValueError, match="resize_shorter 10 is under input_size 11"):
         ImageRule(11, 10)
 

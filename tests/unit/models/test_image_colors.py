@@ -148,6 +148,9 @@ def test_a_png_that_inflates_is_read_up_to_the_limit():
     bomb = zlib.compress(bytes(10_000_000))
     png = make_png(8, 8, 8, 2, png_chunk(b"iCCP", b"x\0\0" + bomb))
     assert embedded_profile(memoryview(png), "png") is None
+    largest = bytes(MAX_PROFILE_BYTES)
+    png = make_png(8, 8, 8, 2, png_chunk(b"iCCP", b"x\0\0" + zlib.compress(largest)))
+    assert embedded_profile(memoryview(png), "png") == largest
     damaged = make_png(8, 8, 8, 2, png_chunk(b"iCCP", b"x\0\0" + bomb[5:]))
     assert embedded_profile(memoryview(damaged), "png") is None
 

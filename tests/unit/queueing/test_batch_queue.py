@@ -141,8 +141,10 @@ async def test_forms_leave_places_for_single_images(network):
     refusal = r"8 images are queued, and 1 more .* limit of 8; try"
     with pytest.raises(OverloadedError, match=refusal):
         submit(queue, [image(11)])
+    singles[1].cancel()
+    singles[1:] = submit(queue, [image(11)])  # in the last place, whose caller has gone
     await network.finish_all()
-    assert [number_of(await future) for future in singles] == [9, 10]
+    assert [number_of(await future) for future in singles] == [9, 11]
     assert all(future.done() for future in others)
 
 
