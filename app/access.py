@@ -52,7 +52,7 @@ class Caller:
     share: float = 1.0  # weight of its places and of its queue
     lane: Literal["interactive", "bulk"] = "interactive"  # the highest
     sets: frozenset[str] | None = None  # that it may ask; None: all
-    is_admin: bool = True  # whether it may change traffic, sets and regions, and give feedback
+    is_admin: bool = True  # whether it may change traffic, sets and regions, and teach
     rate: float | None = None  # requests a second; None: no limit
     burst: float = 1.0  # requests at once, after a pause
     has_key: bool = False  # metrics name only these: an address could be any
@@ -62,7 +62,7 @@ class Caller:
         if not self.is_admin:
             raise ForbiddenError(
                 f"the key {self.name} may ask for answers alone; for traffic, loading of sets, "
-                "feedback and shared memory use a key with the option admin"
+                "feedback, teaching and shared memory use a key with the option admin"
             )
 
     def check_set(self, name: str) -> None:

@@ -31,6 +31,8 @@ MEMORY, LOADED = Change("the regions of shared memory", here=True), Change("the 
 CHANGES = {
     "PUT /v1/traffic": Change("the traffic between versions"),
     "POST /v1/feedback": Change("the book of feedback", pages=True),
+    "POST /v1/teach": Change("the photographs that are taught", pages=True),
+    "DELETE /v1/samples/{sample_id}": Change("the samples that are kept"),
     f"{_REPOSITORY}/load": LOADED,
     f"{_REPOSITORY}/unload": LOADED,
     f"{OIP} RepositoryModelLoad": LOADED,
@@ -53,7 +55,7 @@ READS = {
     + "".join(f" {name}/infer" for name in _NAME),
     "GET": "/ /docs /openapi.json /page/{name} /docs/assets/{name} /healthz /readyz /ping /v2 "
     "/v2/health/live /v2/health/ready /v2/models/stats /v1/models "
-    "/v1/feedback /v1/keys /v1/traffic /v2/systemsharedmemory/status "
+    "/v1/feedback /v1/keys /v1/teach /v1/traffic /v2/systemsharedmemory/status "
     "/v2/systemsharedmemory/region/{region_name}/status "
     + " ".join(f"{path}/status" for path in _CUDA)
     + "".join(f" {name} {name}/metadata" for name in _V1)

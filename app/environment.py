@@ -102,6 +102,9 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         # A server that cannot be reached is skipped at once, until a check, every 0.25 s, succeeds.
         # With Serve's 3 a request's attempts are used up before (decision 0089).
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+        # A Gateway that is silent or slow is left after two checks, each of so long at most: 5 s by
+        # default. One machine's has 2 s (haproxy_cfg/http_backend.cfg): it may be a busy one.
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         # An HAProxy that died is found out by three of these, each in two of Serve's loops.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.1",
         # What a gRPC client sends before it waits for a word of HAProxy's: 64 KB by default, which
@@ -128,9 +131,6 @@ def node_environment(haproxy: Path) -> dict[str, str]:
         # node, which has two Gateways.
         "RAY_SERVE_HAPROXY_RETRIES": "3",
         BUFFER_BYTES: str(NODE_BUFFER_BYTES),
-        # A Gateway that is silent or slow is left after two checks, each of so long at most:
-        # 5 s by default.
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",  # silence in the middle of a body
         # How long a Gateway that is to end goes on, until each node's HAProxy has left it out: 30 s
         # by default, for a slow load balancer. Whom it refuses then, another Gateway answers.

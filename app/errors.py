@@ -126,6 +126,12 @@ class FeedbackExistsError(TandemError):
     status, code = 409, "feedback_exists"
 
 
+class TaughtFullError(TandemError):
+    """The folder of photographs that are taught has as many, or as many bytes, as it may."""
+
+    status, code = 409, "taught_full"
+
+
 class SetStateError(TandemError):
     """The set cannot be loaded or unloaded in this service: the default set, for example."""
 

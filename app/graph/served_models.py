@@ -54,6 +54,10 @@ class ServedMember:
     weight: float
     source: str
     runtime: ServedRuntime
+    embedding: Annotated[
+        int | SkipJsonSchema[None],
+        Field(description="the length of its embedding, if the set's manifest says it"),
+    ] = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,6 +147,10 @@ class ServedModels:
         list[str] | SkipJsonSchema[None],
         Field(description="names of all sets, as KServe's V1 protocol has them"),
     ] = None
+    teach: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="true if the service takes photographs of these classes (/v1/teach)"),
+    ] = None
 
 
 def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> ServedModels:
@@ -169,6 +177,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
                 weight=m.weight,
                 source=m.source,
                 runtime=_runtime_of(m, precision),
+                embedding=m.network(precision).features,
             )
             for m in manifest.members
         ],
@@ -181,6 +190,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         combine=settings.combine,
         model_sets=all_sets if len(all_sets) > 1 else None,
         models=all_sets,
+        teach=settings.teach or None,
     )
 
 

@@ -38,10 +38,18 @@ from app.http.body import CALLER, ClosedUnread, Headers
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers, described, is_protocol, response_of
 from app.http.open_inference import LIVE, READY_SUMMARY, add_open_inference, sender_of
-from app.http.other_routes import add_feedback, add_keys, add_pages, add_traffic
+from app.http.other_routes import (
+    add_feedback,
+    add_keys,
+    add_pages,
+    add_samples,
+    add_teaching,
+    add_traffic,
+)
 from app.oip.inference import Inference
 from app.oip.models import ProtocolError
-from app.samples.feedback import Feedback
+from app.samples.feedback import Feedback, TaughtFolder
+from app.samples.samples import SharedSamples
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
 from app.telemetry.spans import continued, continues_traces
@@ -199,13 +207,17 @@ def create_api(
     inference: Inference | None = None,
     feedback: Feedback | None = None,
     traffic: TrafficControl | None = None,
+    taught: TaughtFolder | None = None,
+    samples: SharedSamples | None = None,
 ) -> TandemAPI:
     """Return the ASGI application; ``inference`` is the one that gRPC shares, if it does."""
     api = TandemAPI(service)
     add_error_handlers(api)
     _describe_classify(api)
     _add_state(api, service)
-    add_feedback(api, service, feedback)
+    add_feedback(api, service, feedback, taught)
+    add_teaching(api, service, taught)
+    add_samples(api, samples)
     add_traffic(api, service, traffic)
     add_keys(api, service)
     add_open_inference(api, inference or Inference(service))

@@ -203,7 +203,7 @@ class CombinerReplica(StageReplica, Combiner):
 
 
 class Hub:
-    """The deployments ``Feedback``, ``Traffic`` and ``Sets``: a book each, for all Gateways.
+    """The deployments ``Feedback``, ``Samples``, ``Traffic`` and ``Sets``: a book for all Gateways.
 
     Each has one replica, and only where the settings need it. Requests do not pass through it:
     while it is down, Gateways serve as before. A new replica starts with ``book`` as it was bound.

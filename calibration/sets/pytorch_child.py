@@ -18,6 +18,7 @@ import openvino as ov
 import torch
 
 from calibration.sets.files import ConversionTask
+from calibration.sets.input import TensorLayout
 from calibration.sets.options import Sides, check_ends, input_form
 from models.errors import ModelSetError
 from models.openvino_network import compile_with
@@ -30,6 +31,12 @@ TRACED_INPUTS = "/traced_inputs.pkl"  # in the archive: the inputs of tracing
 # In archives of members from when TorchScript was a runtime: uint8 (N, H, W, 3), with
 # preprocessing.
 OF_A_SET = "/extra/tandem.json"
+# Of a network whose file does not say it, by layout: pictures in colour, then grey ones.
+USUAL: dict[TensorLayout, list[Sides]] = {
+    "NCHW": [(None, 3, None, None), (None, 1, None, None), (None, None, None)],
+    "NHWC": [(None, None, None, 3), (None, None, None, 1)],
+    "NHW": [(None, None, None)],
+}
 SLACK = 1e-3  # of the largest value, between two runs and between batches
 
 
@@ -155,9 +162,18 @@ def _script(task: ConversionTask) -> LoadedModule:
     if (output := str(schema.returns[0].type)) != "Tensor":
         raise ModelSetError(f"{task.path} gives {output}; a member has one tensor out: trace it")
     is_uint8, traced = _said_by_archive(task)
-    usual = (None, None, None, 3) if task.layout == "NHWC" else (None, 3, None, None)
-    sides = _sides(task, (None, *traced[1:]) if traced else usual, "images")
-    batch, example = _batch_of(task.path, module, sides, is_uint8)
+    forms = [(None, *traced[1:])] if traced else USUAL[task.layout or "NCHW"]
+    failed: ModelSetError | None = None
+    for form in forms:
+        sides = _sides(task, form, "images")
+        try:
+            batch, example = _batch_of(task.path, module, sides, is_uint8)
+            break
+        except ModelSetError as error:
+            failed = failed or error  # of colour pictures
+    else:
+        assert failed is not None
+        raise failed
     return LoadedModule(task.path, module, module, (batch, *sides[1:]), is_uint8, example)
 
 

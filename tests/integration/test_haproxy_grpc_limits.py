@@ -44,7 +44,11 @@ def gateway() -> Gated:
     return Gated()
 
 
-@pytest.fixture(params=["grpc-tandem", "default_grpc_backend"], ids=["one", "several"])
+# make test: with one application
+SEVERAL = pytest.param("default_grpc_backend", marks=pytest.mark.slow, id="several")
+
+
+@pytest.fixture(params=[pytest.param("grpc-tandem", id="one"), SEVERAL])
 def port(gateway, request, free_port, tmp_path, monkeypatch):
     """HAProxy's; the Gateway behind it takes twelve calls, and a message begins within a second."""
     echo = grpc.stream_stream_rpc_method_handler(lambda messages, _: messages)

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from calibration.sets.convert import build_network
 from calibration.sets.importing import import_member
+from calibration.sets.input import Normalisation
 from calibration.sets.options import FileOptions
 from models.openvino_network import CompiledNetwork, RuntimeOptions
 from tests.support.runtime_files import export_module, torch_rows
@@ -68,3 +70,45 @@ def test_torchscript_answers_as_the_module(tmp_path: Path, name: str, size: int,
     made = traced(module, (2, 3, size, size), is_float=True) if "trace" in how else scripted(module)
     path = save_script(frozen(made) if "freeze" in how else made, tmp_path / "net.pt")
     check(path, module, size)
+
+
+class Grey(torch.nn.Module):
+    """A network of grey pictures, [N, 1, H, W] or [N, H, W], to five logits."""
+
+    def __init__(self, has_channel: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.has_channel = has_channel
+        self.maps, self.head = torch.nn.Conv2d(1, 8, 3), torch.nn.Linear(8, 5)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        planes = pixels if self.has_channel else pixels.unsqueeze(1)
+        rows: torch.Tensor = self.head(torch.relu(self.maps(planes)).mean((2, 3)))
+        return rows
+
+
+@pytest.mark.parametrize("how", ["program", "trace", "script"])
+@pytest.mark.parametrize("has_channel", [True, False])
+def test_a_network_of_grey_pictures_answers_as_the_module(tmp_path, how, has_channel):
+    """A scripted file says nothing of its input: colour is tried first, then grey."""
+    module, size = Grey(has_channel).eval(), (24, 40)
+    sides = (2, 1, *size) if has_channel else (2, *size)
+    if how == "program":
+        path = tmp_path / "net.pt2"
+        export_module(module, path, torch.zeros(sides))
+    else:
+        made = traced(module, sides, is_float=True) if how == "trace" else scripted(module)
+        path = save_script(made, tmp_path / "net.pt")
+    whole = Normalisation((0.0,) * 3, (255.0,) * 3)
+    options = FileOptions(
+        outputs="logits", input_size=size if how == "script" else None, normalisation=whole
+    )
+    made = import_member(path, "openvino", options, is_trusted=True)
+    assert made.form.channels == 1
+    pixels = np.random.default_rng(1).integers(0, 256, (3, *size, 3), np.uint8)  # BGR
+    luma = [np.asarray(Image.fromarray(rgb).convert("L")) for rgb in pixels[..., ::-1]]
+    grey = torch.from_numpy(np.stack(luma)).float() / 255
+    with torch.inference_mode():
+        expected = module(grey[:, None] if has_channel else grey).softmax(1).numpy()
+    network = CompiledNetwork(made.network, RuntimeOptions(batch_sizes=(1, 4)))
+    np.testing.assert_allclose(network.predict(pixels), expected, atol=1e-4)

@@ -44,6 +44,23 @@ def test_preprocessing_is_what_timm_does(model, expected) -> None:
         np.testing.assert_allclose(values, 255 * theirs.numpy(), atol=1e-3)
 
 
+def test_of_all_published_weights_few_want_other_preprocessing():
+    """1,000 classes: cropped, stretched and squashed; the rest want borders (crop_pct over 1)."""
+    timm, refused, modes = timm_module(), list[str](), set[str]()
+    for name in timm.list_pretrained():
+        config = timm.models.get_pretrained_cfg(name).to_dict()
+        if config["num_classes"] != 1000:
+            continue
+        data = timm.data.resolve_data_config(pretrained_cfg=config)
+        try:
+            modes.add(published_weights._image(name, data).resize)
+        except ModelSetError as error:
+            refused.append(error.message)
+    assert modes == {"crop", "stretch", "squash"}
+    assert len(refused) < 10
+    assert all("with a border" in message for message in refused)
+
+
 @cases(
     "member, says",
     ("timm:vit_tiny_patch16_224.augreg_in21k", "has 21843 classes; imagenet1k has 1000"),

@@ -3,6 +3,7 @@
 import * as draw from "./draw.js";
 import { PASSING, ServiceError, call, upload } from "./send.js";
 import { shorterSide, shrink } from "./shrink.js";
+import { offerCorrection, offerTeaching } from "./teach.js";
 
 const RETRY_MS = 2000;
 const TOP_K = 5;
@@ -24,6 +25,16 @@ const state = { models: null, modelSet: "", items: [], sending: new AbortControl
 
 /** What an address says of the set that was chosen; nothing for the service's first. */
 const ofSet = (before) => (state.modelSet ? `${before}model_set=${encodeURIComponent(state.modelSet)}` : "");
+
+/** What the page can do about photographs that are taught, as teach.js asks for it. */
+const teacher = {
+  keep: async (label, file) => {
+    const sent = await shrink(file, shorterSide(state.models));
+    return upload(`/v1/teach?label=${encodeURIComponent(label)}${ofSet("&")}`, sent, state.key, new AbortController().signal, () => {});
+  },
+  erase: (id) => call(`/v1/samples/${id}`, state.key, undefined, "DELETE"),
+  figures: () => call("/v1/teach", state.key),
+};
 
 let scaling = Promise.resolve(); // one picture at a time: each takes much memory while it is read
 
@@ -71,6 +82,7 @@ async function loadModels() {
     state.models = models;
     draw.classes(models);
     draw.sets(models);
+    offerTeaching(models, teacher);
     draw.examples(Object.entries(EXAMPLES).filter(([label]) => models.labels.includes(label)), takeExample);
   } catch (error) {
     draw.noClasses(`Which classes are served could not be read. ${error.message}`);
@@ -134,6 +146,7 @@ function select(chosen) {
   const { error } = item.result;
   if (error) draw.failure(PASSING[error.status] ?? "No answer for this", error.message);
   else draw.answer(item.result, state.models, askSet);
+  offerCorrection(item, state.models, teacher);
   draw.sent(item);
 }
 

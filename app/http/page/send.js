@@ -34,8 +34,8 @@ function checked(status, body) {
 const ofKey = (key) => (key ? { authorization: `Bearer ${key}` } : {});
 
 /** Fetches JSON; anything but a good answer becomes a ServiceError. */
-export async function call(path, key, signal) {
-  const response = await fetch(address(path), { headers: ofKey(key), signal }).catch(() => {
+export async function call(path, key, signal, method = "GET") {
+  const response = await fetch(address(path), { method, headers: ofKey(key), signal }).catch(() => {
     throw unreachable();
   });
   return checked(response.status, await response.json().catch(() => null));

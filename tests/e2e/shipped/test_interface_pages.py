@@ -36,6 +36,7 @@ def test_there_is_code_of_both_kinds():
     assert kinds.count("sh") >= 2
 
 
+@pytest.mark.slow  # make test: test_grpc.py, test_open_inference.py
 @pytest.mark.parametrize(("kind", "code"), BLOCKS)
 def test_the_code_runs(service, grpc_port, folder, photo_label, kind, code):
     for written, port in (("8000", service.port), ("9000", grpc_port)):

@@ -127,7 +127,7 @@ READ_BODIES = """async () => {
 def phone_photo(photo: bytes, orientation: int) -> bytes:
     """Return the photo in 12 megapixels with grain, stored in a phone's orientation."""
     upright = Image.open(io.BytesIO(photo)).resize((4000, 3000), Image.Resampling.BICUBIC)
-    grain = np.random.default_rng(7).integers(-12, 13, (3000, 4000, 1))
+    grain = np.random.default_rng(7).integers(-12, 13, (3000, 4000, 1), np.int16)
     pixels = np.clip(np.asarray(upright.convert("RGB")) + grain, 0, 255).astype(np.uint8)
     stored = Image.fromarray(np.rot90(pixels) if orientation == 6 else pixels)
     exif, file = Image.Exif(), io.BytesIO()

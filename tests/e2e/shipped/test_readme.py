@@ -47,7 +47,7 @@ def at(service: Service, text: str) -> str:
     """Point what README says of port 8000 at the tests' service."""
     host = service.url.removeprefix("http://")
     pointed = text.replace("127.0.0.1:8000", host).replace("localhost:8000", host)
-    if "tandem classify" in pointed:
+    if "tandem classify " in pointed:  # classify-offline asks no service
         pointed += f" --url {service.url}"
     return pointed
 

@@ -9,8 +9,6 @@ from tests.support.cases import cases
 from tests.support.command_line import tandem
 
 ROW = {"model_set": "tiny", "model_version": "0123456789ab", "agreement": True, "members": {}}
-NO_TIME = "--since 'yesterday': write a time as 2026-11-26"
-TOO_FEW = "samples: 0 answers, and the tests need at least 50"
 
 
 def record(path, labels, *, version="0123456789ab", start="", num_fast=0):
