@@ -148,13 +148,18 @@ def name_wrapping(view: memoryview) -> tuple[str, str] | None:
         name = start.decode("utf-8", "replace")
         remedy = "send the file's own bytes, as curl --data-binary @photo.jpg does, with an @"
         return f"the text {name!r}", remedy
-    for begins, name, remedy in _WRAPPINGS:
-        if begins.match(start):
-            return name, remedy
+    if (wrapping := name_beginning(start)) is not None:
+        return wrapping
     is_text = start.isascii() and "".join(start.decode().split()).isprintable()
     if not is_text and (sizes := _sizes_of(view.nbytes)):
         return f"as many as {' or '.join(sizes[:2])} pixels without a format", _AS_TENSOR
     return None
+
+
+def name_beginning(start: bytes) -> tuple[str, str] | None:
+    """Return what an image is wrapped in by its first bytes, and what to send instead."""
+    matches = ((name, remedy) for begins, name, remedy in _WRAPPINGS if begins.match(start))
+    return next(matches, None)
 
 
 def _sizes_of(num_bytes: int) -> list[str]:

@@ -251,6 +251,7 @@ def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
     with needs_extra("calibrate", "bench --plot"):
         import matplotlib as mpl
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter
     style: dict[Any, Any] = {"axes.spines.top": False, "axes.spines.right": False}
     open_runs = [s for s in summaries if s.kind == "open"]
     runs = sorted(open_runs or summaries, key=lambda s: s.offered)
@@ -261,13 +262,17 @@ def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
             points = [(s.offered, v) for s in runs if (v := getattr(s, name)) is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", color=color, label=name[:3])
-        axes.axhline(objective_ms, color="#999999", linewidth=1, linestyle="--")
-        axes.annotate("objective", (runs[0].offered, objective_ms), va="bottom", color="#666666")
+        of_line: dict[str, Any] = {"color": "#888888", "linewidth": 1}
+        objective = f"objective: {objective_ms:g} ms"
+        axes.axhline(objective_ms, linestyle="--", label=objective, **of_line)
         if (rate := knee(summaries)) is not None:
-            axes.axvline(rate, color="#999999", linewidth=1, linestyle=":")
-            axes.annotate(f"knee: {rate:g}/s", (rate, axes.get_ylim()[1]), va="top")
+            axes.axvline(rate, linestyle=":", label=f"knee: {rate:g}/s", **of_line)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(loads := sorted({s.offered for s in runs}), [f"{x:g}" for x in loads])
         axes.set_xlabel("offered requests/s" if open_runs else "clients")
         axes.set_ylabel("latency, ms")
-        axes.legend(frameon=False)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False)
         figure.savefig(path, bbox_inches="tight", dpi=150)

@@ -69,7 +69,13 @@ class ServedModels:
         str, Field(description="the set's fingerprint, as in answers: a hash of all they depend on")
     ]
     description: str
-    hint: str
+    hint: Annotated[
+        str,
+        Field(
+            description="how who operates the service gets more classes; empty for others, by the "
+            "setting operator_hints"
+        ),
+    ]
     task: Annotated[
         str,
         Field(
@@ -150,6 +156,10 @@ class ServedModels:
     teach: Annotated[
         bool | SkipJsonSchema[None],
         Field(description="true if the service takes photographs of these classes (/v1/teach)"),
+    ] = None
+    operator_hints: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="true if the page shows commands for who operates the service"),
     ] = None
 
 

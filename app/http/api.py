@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 from opentelemetry import trace
 from opentelemetry.trace import Span, format_trace_id
@@ -298,8 +298,14 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
         responses={404: ERRORS[404]},
         summary="A served set: members, classes, accuracy record",
     )
-    async def models(model_set: ModelSetName = None) -> ServedModels:
-        return service.of_set(model_set).served_models()
+    async def models(request: Request, model_set: ModelSetName = None) -> ServedModels:
+        served = service.of_set(model_set).served_models()
+        shows_hints = service.settings.operator_hints
+        if sender_of(request.scope).is_local if shows_hints is None else shows_hints:
+            served.operator_hints = True
+        else:
+            served.hint = ""
+        return served
 
     @api.get("/healthz", summary=LIVE)
     async def healthz() -> Ready:

@@ -32,6 +32,7 @@ from app.errors import (
 )
 from app.queueing.admission import ByteBudget, Share
 from models.errors import TandemError
+from models.image_formats import name_beginning
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -426,9 +427,12 @@ class _Parts:
     def _add_content(self, data: bytes, start: int, end: int) -> None:
         self._content += data[start:end]
         if not self._is_file and len(self._content) > MAX_TEXT_BYTES:
+            wrapping = name_beginning(bytes(self._content[:MAX_TEXT_BYTES]))
+            what = f", {wrapping[0]}" if wrapping else ""
             raise BadParameterError(
-                f"the form has a text field of more than {MAX_TEXT_BYTES} bytes; an image is sent "
-                "with a file name, or with Content-Type image/..., as curl -F files=@photo.jpg does"
+                f"the form has a text field of more than {MAX_TEXT_BYTES} bytes{what}; an image "
+                "is sent with a file name, or with Content-Type image/..., as curl -F "
+                "files=@photo.jpg does"
             )
 
     def _end_part(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.errors import MAX_SHOWN, BadTensorError
+from models.image_formats import name_beginning
 
 Bytes = npt.NDArray[np.uint8]
 INTEGERS = [f"{kind}{bits}" for kind in ("UINT", "INT") for bits in (8, 16, 32, 64)]
@@ -31,6 +32,7 @@ MICROSECONDS = 1e6
 # Triton's priorities begin at 1, the most urgent; RFC 9218's urgencies go from 0 to 7.
 MAX_URGENCY = 7
 MAX_ID = 1024  # characters
+MAX_NAMED = 400  # characters of a text that is named
 REGION, REGION_SIZE, REGION_OFFSET = (
     f"shared_memory_{part}" for part in ("region", "byte_size", "offset")
 )
@@ -169,9 +171,11 @@ def bytes_elements(tensor: Tensor) -> list[bytes]:
     # JSON's texts are base64 where nothing says so too: mlserver infer drops the parameter.
     if tensor.is_base64 or _are_base64(values):
         return [_decoded(tensor, number, value) for number, value in enumerate(values)]
-    if not all(isinstance(value, bytes) for value in values):
+    if texts := [value for value in values if not isinstance(value, bytes)]:
+        wrapping = name_beginning(str(texts[0])[:MAX_NAMED].encode("utf-8", "replace"))
+        what = f" ({shown(texts[0])} is {wrapping[0]})" if wrapping else ""
         raise BadTensorError(
-            f"input {shown(tensor.name)}: BYTES in JSON are text, which no encoded image is; "
+            f"input {shown(tensor.name)}: BYTES in JSON are text, which no encoded image is{what}; "
             "send them in base64 and say so (the input's parameter content_type: base64), as a "
             "binary tensor (binary_data_size), or the image alone as the body with the header "
             "Inference-Header-Content-Length: 0"

@@ -186,7 +186,7 @@ def _origin(options: LearnOptions, before: ModelSet | None) -> ModelSet:
     if name == DEFAULT_ORIGIN and not any((p / name / "manifest.yaml").exists() for p in search):
         from calibration.commands.fetch import make_imagenet
 
-        err.print("imagenet is not there, and is made first (once)")
+        err.print("imagenet is not there, and is made first: some minutes, once")
         make_imagenet(user_sets_dir(), None, is_replaced=False)
     return load_model_set(name, search)
 

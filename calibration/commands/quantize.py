@@ -64,7 +64,7 @@ class QuantizeOptions:
         float | None,
         typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="the outcome as JSON")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False
     model_dir: ModelDirs = None
 
 

@@ -37,6 +37,12 @@ STYLE: dict[Any, Any] = {  # matplotlib's type has one literal per key
     "text.parse_math": False,  # labels may contain dollar signs
     "svg.hashsalt": "tandem",  # equal figures give equal files
 }
+LEGEND: dict[str, Any] = {  # above the axes: no line hides it, and rows of three fit the page
+    "loc": "lower center",
+    "bbox_to_anchor": (0.5, 1.0),
+    "ncols": 3,
+    "frameon": False,
+}
 SUFFIXES = (".svg", ".png")
 
 
@@ -117,7 +123,7 @@ def per_class(tallies: dict[str, Tally], labels: tuple[str, ...]) -> str:
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.set_xlabel("top-1 within the class")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), frameon=False)
+        axes.legend(**LEGEND)
         return svg_of(figure)
 
 
@@ -163,7 +169,7 @@ def reliability(tallies: dict[str, Tally]) -> str:
             lower.plot(centers, bins.counts, color=color, drawstyle="steps-mid")
         upper.set_ylim(0, 1)
         upper.set_ylabel("accuracy")
-        upper.legend(frameon=False)
+        upper.legend(**LEGEND)
         lower.set_xlim(0, 1)
         lower.set_xlabel("confidence (probability of the first class)")
         lower.set_ylabel("images")

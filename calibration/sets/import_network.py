@@ -112,11 +112,17 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     operators = check_file(converted or path)
     model = read_network(converted or path)
     check_ends(path, _names(model.inputs), _names(model.outputs))
+    gives_kind = model.output().element_type
+    if not gives_kind.is_real() and gives_kind not in (ov.Type.u8, ov.Type.i8):
+        raise ModelSetError(
+            f"{path} gives {gives_kind.get_type_name()} {model.output().partial_shape}; a member "
+            "gives floats, or uint8 and int8 of a quantised network: export what comes before "
+            "these (an argmax?)"
+        )
     check_weights(model, path)
     kind, shape = model.input().element_type, model.input().partial_shape
-    form = input_form(
-        sides_of(model.input()), f"{path} takes {kind} {shape}", options.input_size, options.layout
-    )
+    facts = f"{path} takes {kind.get_type_name()} {shape}"
+    form = input_form(sides_of(model.input()), facts, options.input_size, options.layout)
     fit = fitted(model, form, options, path)
     options = fit.options
     is_folded = kind == ov.Type.u8 and path.suffix != ".tflite"

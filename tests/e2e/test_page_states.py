@@ -288,23 +288,34 @@ def test_a_full_service_offers_another_try(open_page, photo_file, photo_label):
 
 def test_only_the_pictures_that_failed_are_sent_again(open_page, photo_file):
     page = open_page(expected_failures=("/v1/classify",))
-    failed = {"error": {"code": "slow_request", "message": "3 of 9 KB came."}}
+    failed = {"error": {"code": "overloaded", "message": "64 requests are waiting."}}
     sent = []
 
     def answer(route: Route) -> None:
         sent.append(route.request.url)
         is_first = len(sent) == 1
-        route.fulfill(status=408 if is_first else 200, json=failed if is_first else an_answer())
+        route.fulfill(status=429 if is_first else 200, json=failed if is_first else an_answer())
 
     page.route("**/v1/classify*", answer)
     others = [(f"{i}.jpg", "image/jpeg", bytes([i]) * 9) for i in range(2)]
     drop(page, *others, photo_file)
     expect(page.locator(".card .said")).to_have_count(2)
-    expect(page.locator(".card").first.locator(".wrong")).to_contain_text("did not arrive in time")
+    expect(page.locator(".card").first.locator(".wrong")).to_contain_text("Try again in a moment")
     page.get_by_role("button", name="Try 1 again").click()
     expect(page.locator(".card .said")).to_have_count(3)
     assert len(sent) == 4
     expect(page.locator("#retry")).to_be_hidden()
+
+
+def test_a_picture_that_came_too_late_twice_is_explained(open_page, photo_file):
+    page, sent = open_page(expected_failures=("/v1/classify",)), []
+    page.on("request", lambda request: sent.append(request.url))
+    late = {"error": {"code": "slow_body", "message": "allow more time (request_timeout_s)"}}
+    answered(page, late, photo_file, status=408)
+    problem = page.get_by_role("alert")
+    expect(problem).to_contain_text("too slow for this picture")
+    expect(problem).not_to_contain_text("request_timeout_s")
+    assert len([url for url in sent if "/v1/classify" in url]) == 2
 
 
 def test_how_much_of_a_picture_was_sent_is_shown(open_page, photo_file):

@@ -10,15 +10,18 @@ open loop):
 - the share of requests that is answered, the share of answers by the fast plan and, if PHOTOS has a
   folder for each class, the share of answers whose first class is right;
 - the CPU time of a refusal: what was used beside the answers, which cost what they cost otherwise;
+- how much of the answers' time was in the service, by their own timings, and in its queues;
 - ``recovered_s``: a single photo is sent every ``PROBE_EVERY_S`` from the overload's end on. How
   long after the end was the first sent from which on each got 200 within the p99 at 80 %?
 - ``memory_mib``, of all the service's processes: before the overload, at its end, and later. It is
   private memory (USS): what other processes share is not counted again.
 
+With ``--apart`` the service has the first half of the cores and the load generator the other.
 With several ``--when-full`` services run side by side and take turns. Prints JSON.
 """
 
 import json
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -55,6 +58,8 @@ OTHERS = (
     "whole_p99_times_usual",
     "p50_ms",
     "p99_ms",
+    "in_service_p50_ms",
+    "queued_p50_ms",
     "cpu_ms_a_refusal",
     "answered_share",
     "fast_share",
@@ -79,6 +84,7 @@ def main(
     times: Annotated[str, typer.Option(help="the rate of full")] = "3,10",
     when_full: Annotated[str, typer.Option(help="the setting: refuse, fast, or both")] = "refuse",
     model_set: Annotated[str, typer.Option("--set", help="name or folder")] = "imagenette",
+    apart: Annotated[bool, typer.Option(help="service and load on cores of their own")] = False,
     config: Annotated[Path | None, typer.Option(help="other than serve_config.yaml")] = None,
     out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,
 ) -> None:
@@ -87,6 +93,11 @@ def main(
     factors = [float(factor) for factor in times.split(",")]
     command = [TANDEM, "serve", "--model-set", model_set]
     command += ["--config", str(config.absolute())] if config else []
+    if apart:
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        command = ["taskset", "-c", ",".join(map(str, cores[:half])), *command]
+        os.sched_setaffinity(0, cores[half:])
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         services = {
@@ -97,13 +108,14 @@ def main(
             turn(service, sent, 5.0, clients=CLIENTS)
         for number in range(rounds):
             for policy in policies[number % len(policies) :] + policies[: number % len(policies)]:
-                measured = one_round(services[policy], sent, seconds, factors)
+                measured = one_round(services[policy], sent, seconds, factors, apart=apart)
                 rows += [{"when_full": policy, **row} for row in measured]
                 typer.echo(f"round {number + 1} of {rounds}, {policy}: {measured}", err=True)
     result = {
         "machine": describe(),
         "deadline_ms": DEADLINE_MS,
         "settled_s": SETTLED_S,
+        "apart": apart,
         "median_goodput_share": {
             label(factor, policy): medians(rows, factor, policy, GOODPUT)
             for policy in policies
@@ -135,7 +147,7 @@ def read_photos(folder: Path, model_set: str) -> Photos:
 
 
 def one_round(
-    service: Running, photos: Photos, seconds: float, factors: Sequence[float]
+    service: Running, photos: Photos, seconds: float, factors: Sequence[float], *, apart: bool
 ) -> list[dict[str, Any]]:
     """Return the rows of a service: what it carries usually, then more."""
     before = turn(service, photos, seconds / 2, clients=CLIENTS)
@@ -144,7 +156,7 @@ def one_round(
     for factor in factors:
         over = overload(service, photos, seconds, factor * before["throughput"], usual["p99_ms"])
         after = turn(service, photos, seconds / 2, clients=CLIENTS)
-        compared = shares(over, before, after) | beside_usual(over, usual)
+        compared = shares(over, before, after, apart=apart) | beside_usual(over, usual)
         rows.append({"times_capacity": factor, **compared, **over})
         before = after
     return rows
@@ -199,12 +211,15 @@ def memory_mib(service: Running) -> int:
     return round(total / 2**20)
 
 
-def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def shares(
+    over: dict[str, Any], before: dict[str, Any], after: dict[str, Any], *, apart: bool
+) -> dict[str, Any]:
     """Compare a turn's goodput with what was carried before and after it."""
     cores = available_cpus()
     most = (before["throughput"] + after["throughput"]) / 2
     left = (2 * cores - before["client_cores"] - after["client_cores"]) / 2
     share = over["goodput"] / most
+    of_left = share if apart else share * left / (cores - over["client_cores"])
     an_image = (
         sum(before["cpu_ms_per_image"].values()) + sum(after["cpu_ms_per_image"].values())
     ) / 2
@@ -214,7 +229,7 @@ def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     return {
         "carried_per_s": round(most, 2),
         "goodput_share": round(share, 4),
-        "of_what_the_generator_left": round(share * left / (cores - over["client_cores"]), 4),
+        "of_what_the_generator_left": round(of_left, 4),
         "cpu_ms_a_refusal": round(beside_ms / num_refused, 3) if num_refused else None,
     }
 
@@ -250,6 +265,7 @@ def turn(service, photos, seconds, clients=0, rate=0.0, report=lambda _: None):
         "num_answered": told.num_ok,
         "answered_share": round(told.num_ok / max(1, told.num_requests), 4),
         **of_answers(run.samples, photos.classes),
+        **of_timings(run),
         "p50_ms": then.p50_ms,
         "p99_ms": then.p99_ms,
         "whole_p99_ms": told.p99_ms,
@@ -270,6 +286,24 @@ def of_answers(samples: Sequence[TimedRequest], classes: list[int] | None) -> di
         firsts = [(number % len(classes), body["predictions"][0]["index"]) for number, body in kept]
         told["top1"] = round(sum(classes[place] == index for place, index in firsts) / num, 4)
     return told
+
+
+def of_timings(run: Run) -> dict[str, float]:
+    """Return the median time of settled answers in the service, and in its members' queues."""
+    since = min(SETTLED_S, run.duration_s / 2)
+    told = [
+        json.loads(sample.answer[1])["timings_ms"]
+        for sample in run.samples
+        if sample.answer and sample.scheduled >= since
+    ]
+    if not told:
+        return {}
+    queued = [
+        max((s["duration_ms"] for s in each["stages"] if s["stage"] == "queue"), default=0.0)
+        for each in told
+    ]
+    whole = median(each["total"] for each in told)
+    return {"in_service_p50_ms": round(whole, 1), "queued_p50_ms": round(median(queued), 1)}
 
 
 def settled(run: Run) -> Summary:

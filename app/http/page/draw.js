@@ -66,10 +66,11 @@ export function retry(count, of) {
   $("retry").textContent = of > 1 ? `Try ${count} again` : "Try again";
 }
 
-/** Shows how much of a picture has been sent. */
-export function progress(of, index, share) {
+/** Shows how much of a picture has been sent, and that a slow line gets a smaller one. */
+export function progress(of, index, share, isSlow) {
   const text = share < 1 ? `Sending, ${Math.floor(100 * share)}%` : "Looking…";
   if (of === 1) $("headline").textContent = text;
+  if (isSlow) $("verdict").textContent = "The line is slow: a smaller picture is sent.";
   const bar = $("cards").children[index]?.querySelector("progress");
   if (!bar) return;
   bar.value = share;

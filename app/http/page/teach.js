@@ -111,7 +111,7 @@ async function count(teacher) {
       const own = node.dataset.label ? (labels[node.dataset.label] ?? 0) : photographs;
       node.lastChild.textContent = own ? pictures(own) : "drop or choose";
     }
-    $("teach-next").hidden = !photographs;
+    $("teach-next").hidden = !photographs || !teacher.showsCommands();
   } catch (error) {
     $("taught").textContent = error.message;
   }

@@ -194,7 +194,14 @@ NAMELESS = f"--{BOUNDARY}\r\n\r\nnameless\r\n".encode() + END
     (FILE + part("threshold", b"3") + END, FORM, r"text field threshold; .* \(\?threshold="),
     (FILE + part("model_set", b"3") + END, FORM, r"text field model_set; .* \(\?model_set="),
     (FILE + part("f", b"3") * (MAX_TEXTS + 1) + END, FORM, "more than 16 text fields"),
-    (FILE + part("f", bytes(MAX_TEXT_BYTES + 1)) + END, FORM, "of more than 1024 bytes"),
+    (FILE + part("f", bytes(MAX_TEXT_BYTES + 1)) + END, FORM, "of more than 1024 bytes; an"),
+    (
+        part("f", b"data:image/jpeg;base64," + b"A" * 2000) + END,
+        FORM,
+        "bytes, a data URL; an image",
+    ),
+    (part("f", b"/9j/4AAQ" * 200) + END, FORM, "of more than 1024 bytes, base64; an image"),
+    (part("f", b"b'" + rb"\xff" * 300) + END, FORM, "the text that Python writes of bytes; an"),
     (part_with("Content-Type: text/plain", bytes(5000)) + END, FORM, "Content-Type image/"),
     ids=lambda value: value[:60] if isinstance(value, str) else "",
 )

@@ -13,6 +13,7 @@ from starlette.types import Message
 
 from app.answers import Classified, Results
 from app.errors import MAX_SHOWN
+from app.graph.served_models import ServedModels
 from app.http import other_routes
 from app.http.api import create_api
 from app.http.errors import ERRORS
@@ -406,3 +407,29 @@ async def test_below_a_route_prefix_everything_that_the_pages_name_is_there(serv
         scripts = [(await client.get(f"{prefix}/page/{name}")).text for name in files]
     assert re.findall(r'["\'`]/(?:page|docs)', "".join(scripts)) == []
     assert "`..${path}`, import.meta.url" in scripts[-1]
+
+
+class Advising(FakeService):
+    """A service whose set has advice for its operator."""
+
+    def served_models(self) -> ServedModels:
+        served = super().served_models()
+        served.hint = "tandem models fetch imagenet"
+        return served
+
+
+@cases(
+    "setting, headers, shows",
+    (None, {}, True),
+    (None, {"host": "127.0.0.1:8000"}, True),
+    (None, {"host": "photos.example"}, False),
+    (None, {"x-forwarded-for": "192.0.2.7"}, False),
+    (True, {"host": "photos.example"}, True),
+    (False, {}, False),
+)
+async def test_visitors_read_no_operators_commands(setting, headers, shows):
+    service = Advising(Settings(operator_hints=setting))
+    async with asgi_client(create_api(service)) as client:
+        answer = await client.get("/v1/models", headers=headers)
+    assert (answer.json()["hint"] == "tandem models fetch imagenet") == shows
+    assert bool(answer.json()["hint"]) == shows == answer.json().get("operator_hints", False)

@@ -136,3 +136,18 @@ def test_what_no_tensor_has(changed, says):
     with pytest.raises(BadTensorError, match=says) as refused:
         checked_tensor(**{"name": "x", "datatype": "UINT8", "shape": [1]} | changed)
     assert len(refused.value.message) < 300
+
+
+@cases(
+    "text, is_",
+    ("data:image/jpeg;base64,/9j/4AAQ", " .'data:image/.* is a data URL.;"),
+    (str(b"\xff\xd8\xff\xe0"), " .*is the text that Python writes of bytes.;"),
+    ("_9j_4AAQ", " .'_9j_4AAQ' is base64.;"),
+    ("https://host.invalid/a.jpg", " .*is an address, and the service fetches nothing.;"),
+    ("cat", ";"),
+    (None, ";"),
+)
+def test_a_text_in_place_of_an_image_is_named(text, is_):
+    tensor = Tensor("image", "BYTES", (1,), values=[text])
+    with pytest.raises(BadTensorError, match=f"text, which no encoded image is{is_} send them in"):
+        bytes_elements(tensor)

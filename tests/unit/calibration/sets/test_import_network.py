@@ -331,6 +331,15 @@ def test_a_size_that_the_layers_cannot_take_is_refused(tmp_path):
     assert read(path, SIDE, PLAIN).form.size == SIDE
 
 
+@pytest.mark.parametrize("kind", ["i64", "i32", "boolean"])
+def test_class_numbers_in_place_of_rows_are_refused(tmp_path, kind):
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], ov.Type.f32)
+    best = ops.convert(ops.reduce_mean(pixels, np.array([1, 2, 3]), False), kind)
+    path = save(ov.Model([best], [pixels], "argmax"), tmp_path)
+    with pytest.raises(ModelSetError, match=rf"gives .*{kind}.* \[\?\]; .*\(an argmax\?\)"):
+        read(path, None, PLAIN)
+
+
 @pytest.mark.parametrize("name", ["net.txt", "net.xml", "net.tflite", "net", "net.onnx"])
 def test_a_text_is_no_network(tmp_path, capfd, name):
     (tmp_path / name).write_text("hello\n")
