@@ -36,6 +36,7 @@ MAX_ADDRESSES = 4096  # callers without a key that are remembered
 OF_HOST_V6 = 64  # bits of an IPv6 address that name a host's network: it may have all the rest
 # A comma of TANDEM_API_KEYS between keys, not between a key's options.
 BETWEEN_KEYS = re.compile(r",(?!\s*(?:(?:rate|burst|share|lane|sets|admin)=|admin\s*(?:[,\n]|$)))")
+COUNT = re.compile("[1-9][0-9]{0,3}")
 RESULTS = ("answered", "refused", "failed")  # what becomes of a key's requests
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -51,7 +52,7 @@ class Caller:
     share: float = 1.0  # weight of its places and of its queue
     lane: Literal["interactive", "bulk"] = "interactive"  # the highest
     sets: frozenset[str] | None = None  # that it may ask; None: all
-    is_admin: bool = True  # whether it may change traffic, sets and regions, and give feedback
+    is_admin: bool = True  # whether it may change traffic, sets and regions, and teach
     rate: float | None = None  # requests a second; None: no limit
     burst: float = 1.0  # requests at once, after a pause
     has_key: bool = False  # metrics name only these: an address could be any
@@ -61,7 +62,7 @@ class Caller:
         if not self.is_admin:
             raise ForbiddenError(
                 f"the key {self.name} may ask for answers alone; for traffic, loading of sets, "
-                "feedback and shared memory use a key with the option admin"
+                "feedback, teaching and shared memory use a key with the option admin"
             )
 
     def check_set(self, name: str) -> None:
@@ -274,20 +275,25 @@ class Keys:
         error.is_given = bool(sent)
         raise error
 
-    def take(self, caller: Caller) -> dict[str, str]:
+    def take(self, caller: Caller, gateways: str = "") -> dict[str, str]:
         """Count a request in its key's rate; return the headers that say so, none without a rate.
+
+        Args:
+            caller: whose request it is.
+            gateways: how many Gateways answer, as HAProxy says; each grants its part of the rate.
 
         Raises:
             RateLimitedError: the key has used up its rate.
         """
         if (rate := caller.rate) is None:
             return {}
+        part = rate / int(gateways) if COUNT.fullmatch(gateways) else rate
         burst, now = caller.burst, self._clock()
         # Keys of one name in file and variable may differ: neither fills the other's bucket.
         place = caller.name, rate, burst
         if (bucket := self._buckets.get(place)) is None:
             bucket = self._buckets[place] = TokenBucket(burst, now)
-        wait_s = bucket.take(rate, burst, now)
+        wait_s = bucket.take(part, burst, now)
         headers = bucket.headers(rate, burst, wait_s)
         if wait_s:
             raise RateLimitedError(

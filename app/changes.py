@@ -31,6 +31,8 @@ MEMORY, LOADED = Change("the regions of shared memory", here=True), Change("the 
 CHANGES = {
     "PUT /v1/traffic": Change("the traffic between versions"),
     "POST /v1/feedback": Change("the book of feedback", pages=True),
+    "POST /v1/teach": Change("the photographs that are taught", pages=True),
+    "DELETE /v1/samples/{sample_id}": Change("the samples that are kept"),
     f"{_REPOSITORY}/load": LOADED,
     f"{_REPOSITORY}/unload": LOADED,
     f"{OIP} RepositoryModelLoad": LOADED,
@@ -53,7 +55,7 @@ READS = {
     + "".join(f" {name}/infer" for name in _NAME),
     "GET": "/ /docs /openapi.json /page/{name} /docs/assets/{name} /healthz /readyz /ping /v2 "
     "/v2/health/live /v2/health/ready /v2/models/stats /v1/models "
-    "/v1/feedback /v1/keys /v1/traffic /v2/systemsharedmemory/status "
+    "/v1/feedback /v1/keys /v1/teach /v1/traffic /v2/systemsharedmemory/status "
     "/v2/systemsharedmemory/region/{region_name}/status "
     + " ".join(f"{path}/status" for path in _CUDA)
     + "".join(f" {name} {name}/metadata" for name in _V1)
@@ -72,6 +74,10 @@ ROUTES: dict[str, Change | None] = {
     **CHANGES,
     **{f"{kind} {name}": None for kind, names in READS.items() for name in names.split()},
 }
+# What proxies add; some add one of these alone. Two name the client.
+OF_CLIENTS = ("x-forwarded-for", "x-real-ip")
+OF_PROXIES = ("forwarded", "via", "x-forwarded-host", *OF_CLIENTS)
+OTHER_SITES = ("cross-site", "same-site")  # as browsers say, also where they send no origin
 UNLISTED = Change("a route that is not in the table", here=True)  # a test finds these
 
 
@@ -95,6 +101,8 @@ class Sender(NamedTuple):
     def foreign_page(self, origins: Iterable[str] = ()) -> str | None:
         """Return the Origin of another site's page, unless ``origins`` have it; else None."""
         origin = self.header("origin")
+        if origin is None and (site := self.header("sec-fetch-site")) in OTHER_SITES:
+            return f"Sec-Fetch-Site {site}"
         if origin is None or origin in origins or "*" in origins:
             return None
         host = self.header("host")
@@ -110,12 +118,12 @@ class Sender(NamedTuple):
             return page
         if (host := self.header("host")) and not _is_own_host(host):
             return f"Host {host}"
-        if (client := self.header("forwarded")) is not None:
-            return f"Forwarded {client}"
-        client = self.header("x-forwarded-for")
-        if client is None or all(is_loopback(part.strip()) for part in client.split(",")):
-            return None
-        return f"X-Forwarded-For {client}"
+        for name in OF_PROXIES:
+            if (value := self.header(name)) is not None and not (
+                name in OF_CLIENTS and all(is_loopback(part.strip()) for part in value.split(","))
+            ):
+                return f"{name.title()} {value}"
+        return None
 
 
 def check_change(

@@ -36,6 +36,8 @@ HAPROXY_COMMAND = "haproxy"  # in the run's folder: the command that Serve start
 GATEWAY_TIMEOUT, GATEWAY_TIMEOUT_S = "TANDEM_GATEWAY_TIMEOUT_S", 5
 UTF8 = "PYTHONUTF8"
 HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+PREPARE_PROXY = "app.serve.replica:prepare_proxy"
 DRAINING = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 BUFFER_BYTES = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
 # HAProxy's buffers. What fits in one, without HEADER_BYTES, is sent again when its Gateway dies.
@@ -47,7 +49,7 @@ HARD_STOP_AFTER_S = 120
 # What the service is not started without: each keeps a port to itself or bounds who comes.
 PROTECTING = (
     *(RAY_ON_ALL_INTERFACES, HAPROXY_PATH, HA_PROXY),
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+    PROXY_CALLBACK,
     "RAY_SERVE_HAPROXY_MAXCONN",
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
 )
@@ -100,6 +102,9 @@ def _fast_environment(haproxy: Path) -> dict[str, str]:
         # A server that cannot be reached is skipped at once, until a check, every 0.25 s, succeeds.
         # With Serve's 3 a request's attempts are used up before (decision 0089).
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+        # A Gateway that is silent or slow is left after two checks, each of so long at most: 5 s by
+        # default. One machine's has 2 s (haproxy_cfg/http_backend.cfg): it may be a busy one.
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         # An HAProxy that died is found out by three of these, each in two of Serve's loops.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.1",
         # What a gRPC client sends before it waits for a word of HAProxy's: 64 KB by default, which
@@ -126,9 +131,6 @@ def node_environment(haproxy: Path) -> dict[str, str]:
         # node, which has two Gateways.
         "RAY_SERVE_HAPROXY_RETRIES": "3",
         BUFFER_BYTES: str(NODE_BUFFER_BYTES),
-        # A Gateway that is silent or slow is left after two checks, each of so long at most:
-        # 5 s by default.
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",  # silence in the middle of a body
         # How long a Gateway that is to end goes on, until each node's HAProxy has left it out: 30 s
         # by default, for a slow load balancer. Whom it refuses then, another Gateway answers.
@@ -151,7 +153,7 @@ def serve_environment(run_dir: Path, free_ports: tuple[int, int]) -> dict[str, s
         # one machine that is a busy one, and nobody else could go on.
         "RAY_health_check_failure_threshold": "100",
         # Called in proxies and replicas before they listen.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.serve.replica:prepare_proxy",
+        PROXY_CALLBACK: PREPARE_PROXY,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_dir / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_dir / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_dir),

@@ -126,6 +126,12 @@ class FeedbackExistsError(TandemError):
     status, code = 409, "feedback_exists"
 
 
+class TaughtFullError(TandemError):
+    """The folder of photographs that are taught has as many, or as many bytes, as it may."""
+
+    status, code = 409, "taught_full"
+
+
 class SetStateError(TandemError):
     """The set cannot be loaded or unloaded in this service: the default set, for example."""
 
@@ -257,6 +263,7 @@ LIMIT_HEADER = "x-tandem-limit"  # in an answer; HAProxy removes it
 CLOSE_HEADER = "x-tandem-close"  # in an answer sent before the body's end; HAProxy removes it
 REFUSED_HEADER = "x-tandem-refused"  # in a request, as the headers below
 ADDRESS_HEADER = "x-tandem-address"  # of the client, as HAProxy sees it
+GATEWAYS_HEADER = "x-tandem-gateways"  # how many answer HAProxy, where there are several
 TIMEOUT_COPY = "x-tandem-timeout-seconds"
 DEADLINE_METADATA = "x-grpc-timeout"  # grpcio does not pass on gRPC's own header
 # The prefix of a gRPC message on the wire, in hexadecimal: whether it is compressed (1 byte), and
@@ -266,7 +273,7 @@ SECRET_HEADER = "x-tandem-secret"  # in a request: the run's, by which HAProxy i
 # HAProxy removes these headers from a client's request, over HTTP and gRPC, and so does the Gateway
 # where no HAProxy sent them (app/graph/request.py).
 INTERNAL_HEADERS = (
-    *(LIMIT_HEADER, CLOSE_HEADER, REFUSED_HEADER),
+    *(LIMIT_HEADER, CLOSE_HEADER, REFUSED_HEADER, GATEWAYS_HEADER),
     *(TIMEOUT_COPY, DEADLINE_METADATA, PREFIX_METADATA, ADDRESS_HEADER, SECRET_HEADER),
 )
 # The largest count that is accepted. Without HAProxy a client could send any, which the autoscaling

@@ -18,7 +18,7 @@ from app.graph.served_models import check_plan, decided
 from app.graph.service import answer_timeout_s
 from app.oip.regions import regions_of
 from app.samples.feedback import FeedbackBook
-from app.samples.samples import check_sample_store
+from app.samples.samples import Erasures, SampleBook, check_sample_store
 from app.serve.gateway import Gateway
 from app.serve.ray_compatibility import STAGE_ROUTER, check_ray
 from app.serve.replica import ClassifierReplica, CombinerReplica, DecoderReplica, Hub
@@ -76,6 +76,8 @@ def _hubs(settings: Settings, model_sets: list[ModelSet]) -> dict[str, Applicati
     books: dict[str, object] = {}
     if settings.feedback:
         books["feedback"] = FeedbackBook(settings.feedback_answers)
+    if settings.keeps_photographs:
+        books["samples"] = SampleBook(Erasures())
     if settings.has_versions:
         plan = Plan.first(first_split(settings, model_sets))
         books["traffic"] = TrafficBook(plan)

@@ -5,7 +5,12 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from app.environment import MIB
-from app.setting_values import NO_TRACE_FILES, check_sample_place, check_trace_endpoint
+from app.setting_values import (
+    NO_TRACE_FILES,
+    check_sample_place,
+    check_teach_place,
+    check_trace_endpoint,
+)
 from models.image import DEFAULT_MAX_FULL_PIXELS, DEFAULT_MAX_PIXELS
 
 Count = Annotated[int, Field(ge=1)]
@@ -88,6 +93,9 @@ class RecordSettings(BaseModel):
         "store, of what each Gateway writes a day; with traffic or shadow a quarter is kept for "
         "disagreements",
     )
+    sample_days: Count | None = Field(
+        None, description="days after which samples are removed; null: they stay while they fit"
+    )
     feedback: bool = Field(
         False,
         description="accept the right labels of earlier answers (POST /v1/feedback), and report "
@@ -95,6 +103,22 @@ class RecordSettings(BaseModel):
     )
     feedback_answers: Count = Field(
         50_000, description="answers that are remembered for feedback, the newest ones"
+    )
+    teach: bool = Field(
+        False,
+        description="take labelled photographs (POST /v1/teach), and keep them in teach_dir for "
+        "tandem learn --corrections; with feedback also the labels that it brings",
+    )
+    teach_dir: str | None = Field(
+        None,
+        description="folder for photographs that are taught; each node has its own, unless it is "
+        "shared; they are kept as they were sent, and may be personal data",
+    )
+    teach_mib: Count = Field(
+        512, description="largest size of teach_dir; beyond it photographs are refused with 409"
+    )
+    teach_photographs: Count = Field(
+        10_000, description="photographs in teach_dir, at most; beyond it they are refused with 409"
     )
     trace_exporter: TraceExporter = Field(
         "otlp",
@@ -109,6 +133,11 @@ class RecordSettings(BaseModel):
         "sends to this machine",
     )
 
+    @property
+    def keeps_photographs(self) -> bool:
+        """Whether photographs of callers are kept, which can be erased."""
+        return self.sample_dir is not None or self.teach
+
     @field_validator("trace_exporter", mode="before")
     @classmethod
     def _traces_are_sent(cls, value: object) -> object:
@@ -120,4 +149,5 @@ class RecordSettings(BaseModel):
     def _records_have_a_place(self) -> Self:
         check_trace_endpoint(self.trace_exporter, self.trace_endpoint)
         check_sample_place(self.sample_ratio, self.sample_dir)
+        check_teach_place(self.teach_dir, is_on=self.teach)
         return self

@@ -165,6 +165,17 @@ def check_sample_place(ratio: float, place: str | None) -> None:
         raise ValueError(f"sample_dir is a {scheme[:20]!r} URL: give a folder, or {OBJECT_STORES}")
 
 
+def check_teach_place(place: str | None, *, is_on: bool) -> None:
+    """Raise ValueError if photographs that are taught have no place, or it is no folder."""
+    if is_on and place is None:
+        raise ValueError("teach is true, and teach_dir is not set: set it to a folder")
+    if place is not None and "://" in place:
+        raise ValueError(
+            f"teach_dir is a {place.partition('://')[0][:20]!r} URL: give a folder; tandem learn "
+            "--corrections reads it, and a store can be copied from it"
+        )
+
+
 def check_shares(shares: Mapping[str, float]) -> None:
     """Raise ValueError if they are no percentages of versions, in sum 100."""
     for name, share in shares.items():

@@ -311,6 +311,12 @@ class Settings(RecordSettings, LimitSettings, SetSettings):
         'https://shop.example, without a path, or "*" for all; API keys are still checked',
     )
 
+    operator_hints: bool | None = Field(
+        None,
+        description="whether the page and GET /v1/models show a set's hint, which names commands "
+        "for who operates the service; null: only to this machine's own browsers and programs",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _none_is_retired(cls, content: Any) -> Any:

@@ -137,9 +137,12 @@ def why_not_written(folder: str | Path | None) -> str | None:
 
 def check_can_write(path: Path | None) -> None:
     """Raise :class:`ResultFileError` if the result would have nowhere to go; - is stdout."""
-    if path is None or str(path) == "-" or _is_special(path):
+    if path is None or str(path) == "-":
         return
     try:
+        check_place(path)
+        if _is_special(path):
+            return
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it")
         partial = _partial(path.resolve())
@@ -183,8 +186,10 @@ def write_whole(
     """Write bytes, or a text as UTF-8, unless ``check`` raises for the new file; follows a link.
 
     ``mode`` are the new file's permissions, less the umask. Raises :class:`OSError` if there is no
-    room, or the folder cannot be written.
+    room, or the folder cannot be written; :class:`ForeignError` if another user made the name, as
+    a link to a victim's file, in a folder of all users.
     """
+    check_place(path)
     data = content.encode() if isinstance(content, str) else content
     if _is_special(path):
         path.write_bytes(data)

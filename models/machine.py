@@ -4,8 +4,9 @@ The number of usable CPUs follows affinity and control group quotas, of version 
 from the process's own up to the root may have a limit (a systemd unit, a pod around a container);
 the tightest counts. See cgroups(7) and proc_pid_mountinfo(5).
 
-Memory is returned to the system after compiling, and freed memory is kept for decoding. Packages
-have versions for results, and an extra that a missing package belongs to.
+Memory is returned to the system after compiling, and freed memory is kept for decoding. CPU
+packages have counters of energy (:class:`PackagePower`). Installed packages have versions for
+results, and an extra that a missing package belongs to.
 """
 
 import ctypes
@@ -14,18 +15,22 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.errors import TandemError
 
 PROC = Path("/proc/self")  # contains the files cgroup and mountinfo
 MAPS = Path("/proc/self/maps")
+POWERCAP = Path("/sys/class/powercap")  # RAPL's counters of energy
 # Address range and file of a mapping whose pages can be dropped without loss; proc_pid_maps(5).
 _SHARED_READ_ONLY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r--s \S+ \S+ \S+ +(/.+)$", re.MULTILINE)
 _MADV_DONTNEED = 4  # Linux's; madvise(2)
@@ -167,6 +172,75 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
         libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
+class PackagePower:
+    """Reads the energy of CPU packages from RAPL's counters; power is their difference over time.
+
+    Without counters (virtual machines), or if only root may read them, figures are missing, not 0.
+    """
+
+    def __init__(
+        self, folder: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock, self._last = clock, dict[Path, tuple[int, float]]()  # microjoules and time
+        # Whole packages, not their parts or the platform.
+        self._packages = [zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1]
+        self.watts()
+
+    def watts(self) -> float | None:
+        """Return all packages' mean power since the last call, in watts; None if unreadable."""
+        total = 0.0
+        for zone in self._packages:
+            with suppress(OSError, ValueError):  # only root may read it
+                if not (zone / "name").read_bytes().startswith(b"package"):
+                    continue
+                energy, at_s = _number(zone / "energy_uj"), self._clock()
+                before, before_s = self._last.get(zone, (energy, at_s))
+                self._last[zone] = energy, at_s
+                if at_s > before_s:
+                    # The counter wraps around at its maximum.
+                    turned = _number(zone / "max_energy_range_uj") if energy < before else 0
+                    total += (energy - before + turned) / 1e6 / (at_s - before_s)
+        return round(total, 2) or None
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text("ascii"))
+
+
+class UseSample(NamedTuple):
+    """The use of the machine since the sample before."""
+
+    share: float  # of the cores, by the measured processes
+    watts: float | None
+
+
+@contextmanager
+def sampled(every_s: float, cores: int, cpu_s: Callable[[], float]) -> Iterator[list[UseSample]]:
+    """Sample the use of ``cores`` on a thread while the block runs, at least once.
+
+    ``cpu_s`` returns the CPU time so far, in s.
+    """
+    samples, ended, power = list[UseSample](), threading.Event(), PackagePower()
+
+    def sample() -> None:
+        before_s, at_s, is_last = cpu_s(), time.perf_counter(), False
+        while not is_last:
+            is_last = ended.wait(every_s)
+            if is_last and samples:  # too short
+                return
+            now_cpu_s, now_s = cpu_s(), time.perf_counter()
+            share = max(0.0, now_cpu_s - before_s) / (now_s - at_s) / cores
+            samples.append(UseSample(share, power.watts()))
+            before_s, at_s = now_cpu_s, now_s
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(sample)
+        try:
+            yield samples
+        finally:
+            ended.set()
 
 
 def describe_machine(further: Iterable[str] = ()) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Network(Record):
     xml: FileRecord | None = None
     bin: FileRecord | None = None
     file: FileRecord | None = None  # .onnx with all weights in it
+    features: Annotated[int, Field(ge=1)] | None = None  # of its embedding; None: it may have none
 
     @field_validator("runtime", mode="before")
     @classmethod

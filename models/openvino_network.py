@@ -175,8 +175,9 @@ class CompiledNetwork(LoadedNetwork):
         self.fixed_batch = fixed_batch(first)  # images; None: any number
         sizes = sorted({self.fixed_batch} if self.fixed_batch else set(options.batch_sizes))
         models = [first, *(self._read() for _ in sizes[1:])]
-        # Compiling, or reading from the cache, mainly uses one thread.
-        with ThreadPoolExecutor(options.num_threads) as threads:
+        # Compiling, or reading from the cache, mainly uses one thread. With fewer threads than
+        # sizes, cores would idle while the last sizes are compiled.
+        with ThreadPoolExecutor(max(options.num_threads, len(sizes))) as threads:
             compiled = list(threads.map(self._compile, models, sizes))
         # By batch size, ascending. The mapping is replaced, not changed: threads compare its
         # identity.
@@ -318,6 +319,15 @@ def pooled_features(model: ov.Model, where: str) -> ov.Output:
     while _kind(source.get_node()) in ROUNDING:
         source = source.get_node().input_value(0)
     return _as_vectors(source, where)
+
+
+def num_features(model: ov.Model) -> int | None:
+    """Return the length F of pooled features; None: it has none, or of no fixed length."""
+    try:
+        length = list(pooled_features(model, "").get_partial_shape())[1]
+    except ModelSetError:
+        return None
+    return int(length.get_length()) if length.is_static else None
 
 
 def features_network(model: ov.Model, where: str) -> ov.Model:

@@ -321,6 +321,53 @@ def smart_open_file(url: str, mode: str) -> Any:
         raise MissingExtraError(f"{url} needs what serving does not install: {needed}") from error
 
 
+def files_below(url: str) -> Iterator[str]:
+    """Yield the URLs of the files of an object store below ``url``; raise :class:`StoreError`."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = f"{rest}/".partition("/")
+    with said(f"cannot list {url}"):
+        if scheme == "s3":
+            import boto3
+
+            pages = boto3.client("s3").get_paginator("list_objects_v2")
+            names = (
+                own["Key"]
+                for page in pages.paginate(Bucket=bucket, Prefix=prefix)
+                for own in page.get("Contents", ())
+            )
+        elif scheme == "gs":
+            names = (own.name for own in _google().list_blobs(bucket, prefix=prefix))
+        else:
+            container = _azure_options()["client"].get_container_client(bucket)
+            names = (own.name for own in container.list_blobs(name_starts_with=prefix))
+        yield from [f"{scheme}://{bucket}/{name}" for name in names]
+
+
+def remove_file(url: str) -> None:
+    """Remove a file of an object store, if it is there; raise :class:`StoreError`."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, name = rest.partition("/")
+    try:
+        with said(f"cannot remove {url}"):
+            if scheme == "s3":
+                import boto3
+
+                boto3.client("s3").delete_object(Bucket=bucket, Key=name)
+            elif scheme == "gs":
+                _google().bucket(bucket).blob(name).delete()
+            else:
+                _azure_options()["client"].get_blob_client(bucket, name).delete_blob()
+    except StoreError as error:
+        if error.answered != 404:
+            raise
+
+
+def _google() -> Any:
+    from google.cloud import storage
+
+    return storage.Client()
+
+
 def _google_options() -> dict[str, Any]:
     from google.cloud.storage.retry import DEFAULT_RETRY
 

@@ -5,7 +5,7 @@ The runs of a service come one after another; their figures become a table and a
 
 import ssl
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,71 +29,74 @@ err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 
 
-def bench(
-    url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
-    images: PhotoFolder = None,
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of the command line."""
+
+    url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000"
+    images: PhotoFolder = None
     concurrency: Annotated[
         str | None,
         typer.Option(help="closed loops with these numbers of clients  (default: 1,8,16)"),
-    ] = None,
+    ] = None
     rate: Annotated[
         str | None, typer.Option(help="open loops with Poisson arrivals at these rates/s, as 10,20")
-    ] = None,
-    files: Annotated[int, typer.Option(help="photos in each request, as a form", min=1)] = 1,
+    ] = None
+    files: Annotated[int, typer.Option(help="photos in each request, as a form", min=1)] = 1
     duration: Annotated[
         float, typer.Option(help="seconds of each run; with --limit 3 x a fifth of it", min=0.1)
-    ] = 10.0,
-    warm_up: Annotated[
-        float, typer.Option(help="seconds of load before, not counted", min=0)
-    ] = 3.0,
-    objective_ms: Annotated[
-        float, typer.Option(help="latency that counts as goodput", min=0)
-    ] = 100,
-    seed: Annotated[int, typer.Option(help="seed of the arrival times")] = 20,
-    json_file: JsonFile = None,
-    plot: Plot = None,
+    ] = 10.0
+    warm_up: Annotated[float, typer.Option(help="seconds of load before, not counted", min=0)] = 3.0
+    objective_ms: Annotated[float, typer.Option(help="latency that counts as goodput", min=0)] = 100
+    seed: Annotated[int, typer.Option(help="seed of the arrival times")] = 20
+    json_file: JsonFile = None
+    plot: Plot = None
     limit: Annotated[
         bool, typer.Option("--limit", help="measure this machine's bound in one process, no server")
-    ] = False,
-    model_set: Annotated[str, typer.Option(help="with --limit: the set")] = "imagenette",
+    ] = False
+    model_set: Annotated[str, typer.Option(help="with --limit: the set")] = "imagenette"
     precision: Annotated[
         str | None,
         typer.Option(
             help="with --limit: INT8 or FP16  (default: TANDEM_PRECISION, or what the set has)"
         ),
-    ] = None,
-    *,
-    caller: Caller,
-) -> None:
+    ] = None
+
+
+def bench(asked: BenchOptions, caller: Caller) -> None:
     """Load a running service and report throughput, latency, errors and CPU time.
 
     In open loops latency counts from the scheduled time. The load comes from another process,
     whose own cost is printed. Exit code 1: no request was answered.
     """
-    _check_numbers(duration=duration, warm_up=warm_up, objective_ms=objective_ms)
-    check_can_write(json_file)
-    check_can_plot(plot, "bench")
-    if limit and plot is not None:
+    _check_numbers(duration=asked.duration, warm_up=asked.warm_up, objective_ms=asked.objective_ms)
+    check_can_write(asked.json_file)
+    check_can_plot(asked.plot, "bench")
+    if asked.limit and asked.plot is not None:
         raise ConfigError("--plot draws a service's latency; --limit has none")
-    bodies, facts = _bodies(images)
-    quiet = str(json_file) == "-"
-    if limit:
+    bodies, facts = _bodies(asked.images)
+    quiet = str(asked.json_file) == "-"
+    if asked.limit:
         (entry,) = entry_points(group="tandem.offline", name="limit")  # calibration's
-        result = entry.load()(bodies, model_set, precision, duration, quiet=quiet)
+        result = entry.load()(bodies, asked.model_set, asked.precision, asked.duration, quiet=quiet)
     else:
         headers = key_headers(caller.key_file)
         target = Target(
-            service_url(url), bodies, files_per_request=files, headers=headers, tls=caller.tls
+            service_url(asked.url),
+            bodies,
+            files_per_request=asked.files,
+            headers=headers,
+            tls=caller.tls,
         )
         result = run_loads(
-            _loads(Load(target, duration, seed=seed), concurrency, rate),
-            warm_up_s=warm_up,
-            objective_ms=objective_ms,
-            plot_file=plot,
+            _loads(Load(target, asked.duration, seed=asked.seed), asked.concurrency, asked.rate),
+            warm_up_s=asked.warm_up,
+            objective_ms=asked.objective_ms,
+            plot_file=asked.plot,
             quiet=quiet,
         )
-    write_json(json_file, facts | result)
-    if not limit and not any(run["num_ok"] for run in result["runs"]):
+    write_json(asked.json_file, facts | result)
+    if not asked.limit and not any(run["num_ok"] for run in result["runs"]):
         err.print("[red]no request was answered[/]")
         raise typer.Exit(1)
 
@@ -248,6 +251,7 @@ def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
     with needs_extra("calibrate", "bench --plot"):
         import matplotlib as mpl
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter
     style: dict[Any, Any] = {"axes.spines.top": False, "axes.spines.right": False}
     open_runs = [s for s in summaries if s.kind == "open"]
     runs = sorted(open_runs or summaries, key=lambda s: s.offered)
@@ -258,13 +262,17 @@ def plot(path: Path, summaries: list[Summary], objective_ms: float) -> None:
             points = [(s.offered, v) for s in runs if (v := getattr(s, name)) is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", color=color, label=name[:3])
-        axes.axhline(objective_ms, color="#999999", linewidth=1, linestyle="--")
-        axes.annotate("objective", (runs[0].offered, objective_ms), va="bottom", color="#666666")
+        of_line: dict[str, Any] = {"color": "#888888", "linewidth": 1}
+        objective = f"objective: {objective_ms:g} ms"
+        axes.axhline(objective_ms, linestyle="--", label=objective, **of_line)
         if (rate := knee(summaries)) is not None:
-            axes.axvline(rate, color="#999999", linewidth=1, linestyle=":")
-            axes.annotate(f"knee: {rate:g}/s", (rate, axes.get_ylim()[1]), va="top")
+            axes.axvline(rate, linestyle=":", label=f"knee: {rate:g}/s", **of_line)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(loads := sorted({s.offered for s in runs}), [f"{x:g}" for x in loads])
         axes.set_xlabel("offered requests/s" if open_runs else "clients")
         axes.set_ylabel("latency, ms")
-        axes.legend(frameon=False)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False)
         figure.savefig(path, bbox_inches="tight", dpi=150)

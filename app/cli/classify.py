@@ -50,7 +50,7 @@ class Shown:
         float | None,
         typer.Option(help="multi-label sets: the lowest score of a label  (default: the set's)"),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, an object per line")] = False
 
 
 def classify(

@@ -75,7 +75,14 @@ class Command(TyperCommand):
                 parameter.show_envvar = False  # serve's text states the rule
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse; name the variable in the error of a value that no flag gave."""
+        """Parse; name the variable in the error of a value that no flag gave.
+
+        ``--json`` without a file is ``--json -`` where a command can write it to one.
+        """
+        to_file = any("--json" in of.opts and not getattr(of, "is_flag", 0) for of in self.params)
+        for place in reversed([at for at, word in enumerate(args) if word == "--json" and to_file]):
+            if not args[place + 1 :] or args[place + 1].startswith("--"):
+                args = [*args[: place + 1], "-", *args[place + 1 :]]
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:

@@ -21,7 +21,7 @@ PhotoFolder = Annotated[
     Path | None, typer.Option(help="folder of photos like yours  (default: generated ones)")
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="file for the result as JSON; - is stdout")
+    Path | None, typer.Option("--json", help="print JSON, or write it to this file")
 ]
 Plot = Annotated[Path | None, typer.Option(help="file for a plot, .png or .svg")]
 

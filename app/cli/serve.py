@@ -60,7 +60,8 @@ def serve(
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", allow_from_autoenv=False, help="with --print-config: as JSON")
+        bool,
+        typer.Option("--json", allow_from_autoenv=False, help="print JSON, with --print-config"),
     ] = False,
 ) -> None:
     """Serve the ensemble over HTTP until Ctrl-C; starts Ray, and stops it at the end.
@@ -184,7 +185,7 @@ def doctor(
     context: typer.Context,
     options: ServeOptions,
     as_json: Annotated[
-        bool, typer.Option("--json", allow_from_autoenv=False, help="the findings as JSON")
+        bool, typer.Option("--json", allow_from_autoenv=False, help="print JSON")
     ] = False,
 ) -> None:
     """Show what serve finds on this machine, and what to mend; exit code 1 if it would fail.

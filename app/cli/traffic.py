@@ -32,7 +32,7 @@ Status = dict[str, Any]
 
 
 ServiceUrl = Annotated[str, typer.Option("--url", help="a running service")]
-AsJson = Annotated[bool, typer.Option("--json", help="print /v1/traffic once, as JSON")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, once: /v1/traffic")]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -287,7 +287,7 @@ COLUMNS = ("key", "asked", "answered", "refused", "failed", "images", "CPU s", "
 
 
 def keys(
-    as_json: Annotated[bool, typer.Option("--json", help="print /v1/keys, as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON: /v1/keys")] = False,
     url: Annotated[str, typer.Option(help="a running service")] = "http://127.0.0.1:8000",
     *,
     caller: Caller,

@@ -54,6 +54,10 @@ class ServedMember:
     weight: float
     source: str
     runtime: ServedRuntime
+    embedding: Annotated[
+        int | SkipJsonSchema[None],
+        Field(description="the length of its embedding, if the set's manifest says it"),
+    ] = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +69,13 @@ class ServedModels:
         str, Field(description="the set's fingerprint, as in answers: a hash of all they depend on")
     ]
     description: str
-    hint: str
+    hint: Annotated[
+        str,
+        Field(
+            description="how who operates the service gets more classes; empty for others, by the "
+            "setting operator_hints"
+        ),
+    ]
     task: Annotated[
         str,
         Field(
@@ -143,6 +153,14 @@ class ServedModels:
         list[str] | SkipJsonSchema[None],
         Field(description="names of all sets, as KServe's V1 protocol has them"),
     ] = None
+    teach: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="true if the service takes photographs of these classes (/v1/teach)"),
+    ] = None
+    operator_hints: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="true if the page shows commands for who operates the service"),
+    ] = None
 
 
 def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> ServedModels:
@@ -169,6 +187,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
                 weight=m.weight,
                 source=m.source,
                 runtime=_runtime_of(m, precision),
+                embedding=m.network(precision).features,
             )
             for m in manifest.members
         ],
@@ -181,6 +200,7 @@ def describe(model_set: ModelSet, settings: Settings, all_sets: list[str]) -> Se
         combine=settings.combine,
         model_sets=all_sets if len(all_sets) > 1 else None,
         models=all_sets,
+        teach=settings.teach or None,
     )
 
 

@@ -32,6 +32,7 @@ from app.changes import Sender, is_loopback
 from app.errors import (
     ADDRESS_HEADER,
     DEADLINE_METADATA,
+    GATEWAYS_HEADER,
     PREFIX_METADATA,
     REFUSED_HEADER,
     BadParameterError,
@@ -134,7 +135,7 @@ class GrpcCall:
         address = self.metadata.get(ADDRESS_HEADER, "")
         self.caller = keys.check(self.authorization, address, self.joined("x-forwarded-for") or "")
         self._keys = keys
-        keys.take(self.caller)
+        keys.take(self.caller, self.metadata.get(GATEWAYS_HEADER, ""))
 
     def options(self, traffic_header: str | None = None) -> RequestOptions:
         """Return the options in the metadata.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 from opentelemetry import trace
 from opentelemetry.trace import Span, format_trace_id
@@ -25,6 +25,7 @@ from app.answers import Classified, ErrorAnswer, Ready, Results
 from app.changes import ROUTES, UNLISTED, check_change
 from app.errors import (
     ADDRESS_HEADER,
+    GATEWAYS_HEADER,
     MAX_SHOWN,
     OriginError,
     RateLimitedError,
@@ -37,10 +38,18 @@ from app.http.body import CALLER, ClosedUnread, Headers
 from app.http.classify import PATH, ClassifyRoute
 from app.http.errors import ERRORS, add_error_handlers, described, is_protocol, response_of
 from app.http.open_inference import LIVE, READY_SUMMARY, add_open_inference, sender_of
-from app.http.other_routes import add_feedback, add_keys, add_pages, add_traffic
+from app.http.other_routes import (
+    add_feedback,
+    add_keys,
+    add_pages,
+    add_samples,
+    add_teaching,
+    add_traffic,
+)
 from app.oip.inference import Inference
 from app.oip.models import ProtocolError
-from app.samples.feedback import Feedback
+from app.samples.feedback import Feedback, TaughtFolder
+from app.samples.samples import SharedSamples
 from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
 from app.telemetry.spans import continued, continues_traces
@@ -67,7 +76,7 @@ PROBES = frozenset({"/healthz", "/readyz", "/ping", "/v2/health/live", "/v2/heal
 OPEN_PATHS = PROBES | {"/", "/docs", "/openapi.json"}
 OPEN_BELOW = ("/page/", "/docs/assets/")
 SCHEME = {"type": "http", "scheme": "bearer", "description": "one of the service's keys"}
-ADDRESS = ADDRESS_HEADER.encode("ascii")
+ADDRESS, GATEWAYS = ADDRESS_HEADER.encode("ascii"), GATEWAYS_HEADER.encode("ascii")
 FORWARDED = b"x-forwarded-for"
 SENT_KEYS = "tandem.keys"  # in a scope: the values of Authorization
 REFUSED = {"401": ERRORS[401]["description"], "403": "what the key may not do"}
@@ -198,13 +207,17 @@ def create_api(
     inference: Inference | None = None,
     feedback: Feedback | None = None,
     traffic: TrafficControl | None = None,
+    taught: TaughtFolder | None = None,
+    samples: SharedSamples | None = None,
 ) -> TandemAPI:
     """Return the ASGI application; ``inference`` is the one that gRPC shares, if it does."""
     api = TandemAPI(service)
     add_error_handlers(api)
     _describe_classify(api)
     _add_state(api, service)
-    add_feedback(api, service, feedback)
+    add_feedback(api, service, feedback, taught)
+    add_teaching(api, service, taught)
+    add_samples(api, samples)
     add_traffic(api, service, traffic)
     add_keys(api, service)
     add_open_inference(api, inference or Inference(service))
@@ -285,8 +298,14 @@ def _add_state(api: TandemAPI, service: EnsembleService) -> None:
         responses={404: ERRORS[404]},
         summary="A served set: members, classes, accuracy record",
     )
-    async def models(model_set: ModelSetName = None) -> ServedModels:
-        return service.of_set(model_set).served_models()
+    async def models(request: Request, model_set: ModelSetName = None) -> ServedModels:
+        served = service.of_set(model_set).served_models()
+        shows_hints = service.settings.operator_hints
+        if sender_of(request.scope).is_local if shows_hints is None else shows_hints:
+            served.operator_hints = True
+        else:
+            served.hint = ""
+        return served
 
     @api.get("/healthz", summary=LIVE)
     async def healthz() -> Ready:
@@ -344,7 +363,7 @@ class KeyedRequests:
         try:
             caller = scope[CALLER] = self._caller(scope, sent)
             if caller.rate is not None:
-                limits = self._keys.take(caller)
+                limits = self._keys.take(caller, Headers(scope).text(GATEWAYS))
         except (UnauthorizedError, RateLimitedError) as error:
             answer = response_of(scope, error)
             if isinstance(error, UnauthorizedError):

@@ -171,6 +171,18 @@ async def read_coded_body(
     return b"".join(chunks)  # a single chunk is not copied
 
 
+async def read_body(
+    request: Request, headers: Headers, max_bytes: int, share: Share, timeout_s: float
+) -> bytes:
+    """Return the whole body, as :func:`read_coded_body`; :class:`SlowBodyError` if it is late."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await read_coded_body(request.receive, headers, max_bytes, share)
+    except TimeoutError as error:
+        text = f"the body had not arrived after {timeout_s:g} s; send it at once"
+        raise SlowBodyError(text) from error
+
+
 async def read_coded_chunks(
     receive: Receive, headers: Headers, max_bytes: int, share: Share, take: Callable[[bytes], Any]
 ) -> None:
@@ -464,14 +476,8 @@ async def read_fields(
         SlowBodyError, BodyTooLargeError: it does not arrive in time, or is too large.
         BadCodingError, UnsupportedCodingError: its coding is damaged, or another one.
     """
-    try:
-        async with asyncio.timeout(timeout_s):
-            with ByteBudget(2 * MAX_BYTES).share() as share:  # coded and inflated
-                headers = Headers(request.scope)
-                body = await read_coded_body(request.receive, headers, MAX_BYTES, share)
-    except TimeoutError as error:
-        text = f"the body had not arrived after {timeout_s:g} s; send it at once"
-        raise SlowBodyError(text) from error
+    with ByteBudget(2 * MAX_BYTES).share() as share:  # coded and inflated
+        body = await read_body(request, Headers(request.scope), MAX_BYTES, share, timeout_s)
     if may_be_empty and not body:
         return {}
     try:

@@ -1,8 +1,8 @@
-"""The routes next to those that classify: feedback, traffic between versions, and the web page.
+"""The routes next to those that classify: feedback, teaching, samples, traffic, the web page.
 
 /v1/feedback takes the right labels of earlier answers, and shows live accuracy by version.
-/v1/traffic shows and changes the traffic between versions of a set, /v1/keys what each key used.
-The page and the API
+/v1/teach takes photographs with their labels, /v1/samples erases samples. /v1/traffic shows
+and changes the traffic between versions of a set, /v1/keys what each key used. The page and the API
 description are served with all their assets from this machine. They need no key, so they must be
 cheap: cached bytes, an ETag, and limits on concurrent answers and on their time.
 """
@@ -18,9 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
+from typing import Annotated
 
 import swagger_ui_bundle
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Path as Path_
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.json_schema import SkipJsonSchema
@@ -33,14 +35,23 @@ from app.errors import (
     MAX_SHOWN,
     BadParameterError,
     NoTrafficError,
+    NotReadyError,
     OverloadedError,
     TrafficLockedError,
     UnknownRequestError,
 )
 from app.graph.service import EnsembleService
-from app.http.body import Headers, read_fields
+from app.http.body import Headers, read_body, read_fields
 from app.http.errors import CODED, ERRORS, Responses, described, json_body, object_of
-from app.samples.feedback import Feedback, FeedbackFigures
+from app.samples.feedback import (
+    NONE,
+    Feedback,
+    FeedbackFigures,
+    Taught,
+    TaughtFigures,
+    TaughtFolder,
+)
+from app.samples.samples import MAX_ID, Erasing, SharedSamples
 from app.traffic.control import EXPECTED, TrafficControl, TrafficStatus
 from models.image_files import SUFFIXES
 from models.image_formats import KINDS
@@ -78,8 +89,13 @@ class FeedbackAnswer:
     model_version: str
 
 
-def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | None) -> None:
-    """Add the routes; if feedback is off they answer with an error."""
+def add_feedback(
+    api: FastAPI,
+    service: EnsembleService,
+    feedback: Feedback | None,
+    taught: TaughtFolder | None = None,
+) -> None:
+    """Add the routes; if feedback is off they answer with an error. ``taught`` gets its labels."""
 
     @api.post(
         FEEDBACK_PATH,
@@ -102,6 +118,10 @@ def add_feedback(api: FastAPI, service: EnsembleService, feedback: Feedback | No
         )
         answer, right = judgement.answer, judgement.is_right
         labels = list(answer.labels)
+        if taught is not None and judgement.is_new:
+            of_image = said.request_id, judgement.place, judgement.label, answer.version[0]
+            with suppress(NotReadyError):  # feedback counts without it
+                await asyncio.to_thread(taught.correct, *of_image)
         return FeedbackAnswer(said.request_id, judgement.label, labels, right, *answer.version)
 
     @api.get(
@@ -117,6 +137,108 @@ def _on(feedback: Feedback | None) -> Feedback:
     if feedback is None:
         raise UnknownRequestError("this service takes no feedback; start it with feedback: true")
     return feedback
+
+
+TEACH_PATH = "/v1/teach"
+NOT_TAUGHT: Responses = {404: described(ErrorAnswer, "teach is off, or no such model set")}
+TEACHING: Responses = {
+    **NOT_TAUGHT,
+    **{status: ERRORS[status] for status in (400, 401, 408, 413, 415, 422, 429, 503)},
+    403: described(ErrorAnswer, "the key may not teach"),
+    409: described(ErrorAnswer, "the folder is full"),
+}
+PHOTOGRAPH = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+Label = Annotated[
+    str, Query(description=f"a label, class id or class number of the set, or {NONE}")
+]
+SetName = Annotated[
+    str | SkipJsonSchema[None], Query(description="the set, if the service has several")
+]
+
+
+def add_teaching(api: FastAPI, service: EnsembleService, taught: TaughtFolder | None) -> None:
+    """Add the routes; if ``taught`` is None they answer with an error."""
+
+    def folder() -> TaughtFolder:
+        if taught is None:
+            raise UnknownRequestError(
+                "this service is not taught; start it with teach: true and teach_dir"
+            )
+        return taught
+
+    @api.post(
+        TEACH_PATH,
+        response_model_exclude_none=True,
+        responses=TEACHING,
+        openapi_extra=PHOTOGRAPH,
+        summary="Keep the photograph in the body with its label, for tandem learn --corrections",
+    )
+    async def teach(request: Request, label: Label, model_set: SetName = None) -> Taught:
+        place, of_set = folder(), service.of_set(model_set)
+        headers, settings = Headers(request.scope), service.settings
+        headers.caller.check_set(of_set.name)
+        meant = service.labels_named(label).get(of_set.name)
+        if meant is None and label.casefold() != NONE:
+            raise BadParameterError(
+                f"label is {label[:MAX_SHOWN]!r}, no class of {of_set.name} by label, id or "
+                f"number; GET /v1/models lists them, and {NONE} is for photographs of none"
+            )
+        with service.byte_budget.share() as share:
+            image = await read_body(
+                request, headers, settings.max_body_bytes, share, settings.request_timeout_s
+            )
+            of_set.model_set.manifest.inputs.check(
+                image,
+                max_pixels=settings.max_pixels,
+                max_full_pixels=settings.max_full_pixels,
+            )
+            return await asyncio.to_thread(place.keep, image, meant or NONE, of_set.name)
+
+    @api.get(
+        TEACH_PATH,
+        responses=NOT_TAUGHT | {503: ERRORS[503]},
+        summary="How many photographs of each class the Gateway that answers keeps",
+    )
+    async def kept() -> TaughtFigures:
+        return await asyncio.to_thread(folder().figures)
+
+
+SAMPLE_PATH = "/v1/samples/{sample_id}"
+ERASING: Responses = {
+    401: ERRORS[401],
+    403: described(ErrorAnswer, "the key may not erase samples"),
+    404: described(ErrorAnswer, "the service keeps no samples"),
+    503: described(ErrorAnswer, "the deployment Samples does not answer"),
+}
+SampleId = Annotated[
+    str,
+    Path_(
+        max_length=MAX_ID,
+        description="the request id of an answer, a sample's file name without its end, or the id "
+        "of a photograph that was taught",
+    ),
+]
+
+
+def add_samples(api: FastAPI, samples: SharedSamples | None) -> None:
+    """Add the route; ``samples`` is None if the service keeps none."""
+
+    @api.delete(
+        SAMPLE_PATH,
+        responses=ERASING,
+        summary="Erase samples of a request or photograph, at all Gateways and in the store",
+    )
+    async def erase(sample_id: SampleId) -> Erasing:
+        if samples is None:
+            raise UnknownRequestError(
+                "this service keeps no samples: neither sample_dir nor teach is set"
+            )
+        return await samples.erase(sample_id)
 
 
 TRAFFIC_PATH = "/v1/traffic"

@@ -30,7 +30,8 @@ IMPORT_PATH = "app.main:build"  # of our application; a file may have other appl
 SERVE_DEFAULT_GRACE_S = 20.0  # graceful_shutdown_timeout_s of a deployment that sets none
 SERVE_DEFAULT_CPUS = 1.0  # num_cpus of a deployment that sets none
 ALL_CORES = ("Gateway",)  # with less than one CPU, these use every core of the machine
-HUBS = ("Feedback", "Traffic", "Sets")  # deployments of one replica, without a CPU by default
+# Deployments of one replica, without a CPU by default.
+HUBS = ("Feedback", "Samples", "Traffic", "Sets")
 WITHOUT_USER_CONFIG = WITHOUT_NETWORKS = ("Decoder", "Combiner", *HUBS)
 # PSS of a service with tiny networks, without the 70 MiB that tandem serve gives back once it is
 # ready.

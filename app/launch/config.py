@@ -196,6 +196,7 @@ class ServeConfig:
         """Return the deployments that all Gateways share."""
         is_used = {
             "Feedback": self.settings.feedback,
+            "Samples": self.settings.keeps_photographs,
             "Traffic": self.settings.has_versions,
             "Sets": self.settings.model_sets is not None,
         }

@@ -273,7 +273,7 @@ def section_text(file: str, options: RuleOptions, own: OwnService | None) -> tup
         "headers_within_s": options.headers_within_s,
         **{
             f"rooms_{share}": max(1, rooms * share // 512)
-            for share in (1, 8, 32, 128, 256, 384, 480, 512)
+            for share in (1, 2, 8, 32, 96, 120, 128, 256, 384, 480, 512)
         },
         "begin_within_s": options.begin_within_s,
         "has_routes": int(bool(options.health_route or options.predict_route)),

@@ -305,7 +305,7 @@ def _absolute_paths(settings: Settings) -> dict[str, Any]:
     """Return the settings that name files, folders or sets, as absolute paths."""
     paths: dict[str, Any] = {
         name: absolute(path)
-        for name in ("compile_cache", "api_keys_file")
+        for name in ("compile_cache", "api_keys_file", "teach_dir")
         if (path := getattr(settings, name)) is not None and name in settings.model_fields_set
     }
     if settings.sample_dir is not None and not is_url(settings.sample_dir):

@@ -224,6 +224,7 @@ class ServedModel:
     threshold: float | None = None  # of a multi-label set
     model_set: str | None = None  # for a service with several sets
     is_asked_by_version: bool = False  # asked for by its fingerprint: no other may answer
+    embedding: int | None = None  # its length, of a member; None: none is listed
 
     def metadata(self) -> ModelMetadata:
         """Describe inputs and outputs; the first dimension is the images'.
@@ -235,16 +236,14 @@ class ServedModel:
         inputs = [TensorMetadata(IMAGE, "BYTES", [-1])]
         if (size := self.input_size) is not None:
             inputs.append(TensorMetadata(PIXELS, "UINT8", [-1, *sides_of(size), 3]))
-        return ModelMetadata(
-            self.name,
-            [self.version, FIRST_VERSION],
-            PLATFORM,
-            inputs,
-            [
-                TensorMetadata(PROBABILITIES, "FP32", [-1, len(self.labels)]),
-                TensorMetadata(LABEL, "BYTES", of_labels),
-            ],
-        )
+        outputs = [
+            TensorMetadata(PROBABILITIES, "FP32", [-1, len(self.labels)]),
+            TensorMetadata(LABEL, "BYTES", of_labels),
+        ]
+        if self.embedding is not None:  # the ensemble's is of the member that a request names
+            outputs.append(TensorMetadata(EMBEDDING, "FP32", [-1, self.embedding]))
+        versions = [self.version, FIRST_VERSION]
+        return ModelMetadata(self.name, versions, PLATFORM, inputs, outputs)
 
     def input_of(self, request: InferRequest) -> Tensor:
         """Return the only input of a request: encoded images, or pixels of the right size.
@@ -350,11 +349,18 @@ class Models:
 def _models_of(served: ServedModels, model_set: str | None) -> Iterator[ServedModel]:
     name, labels = served.model_set, tuple(served.labels)
     version, least = served.model_version, served.threshold
-    sizes = {member.name: member.input_size for member in served.members}
-    one_size = served.input_size if set(sizes.values()) == {served.input_size} else None
-    yield ServedModel(name, version, None, one_size, labels, least, model_set)
-    for member, size in sizes.items():
-        yield ServedModel(f"{name}.{member}", version, member, size, labels, least, model_set)
+    sizes = {member.input_size for member in served.members}
+    one_size = served.input_size if sizes == {served.input_size} else None
+    ensemble = ServedModel(name, version, None, one_size, labels, least, model_set)
+    yield ensemble
+    for member in served.members:
+        yield replace(
+            ensemble,
+            name=f"{name}.{member.name}",
+            member=member.name,
+            input_size=member.input_size,
+            embedding=member.embedding,
+        )
 
 
 def server_metadata(*, has_shared_memory: bool = False) -> ServerMetadata:

@@ -1,29 +1,48 @@
-"""Feedback: the right labels that callers report, and the book of the answers that they are about.
+"""What people say is right: the book of feedback, and photographs that are taught with a label.
 
 One replica keeps the book for all Gateways. A Gateway collects its answers and sends them a few
-times a second, so that no client waits for it.
+times a second, so that no client waits for it. Photographs that are taught lie in a folder of each
+node, for ``tandem learn --corrections``.
 """
 
 import asyncio
 import hashlib
 import logging
+import re
+import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import orjson
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from app.answers import Classified, Fault
-from app.errors import MAX_SHOWN, BadParameterError, FeedbackExistsError, UnknownRequestError
+from app.environment import MIB
+from app.errors import (
+    MAX_SHOWN,
+    BadParameterError,
+    FeedbackExistsError,
+    NotReadyError,
+    TaughtFullError,
+    UnknownRequestError,
+)
 from app.graph.hub_link import HubHandle
 from app.queueing.overload import CircuitBreaker
+from app.samples.samples import digest, suffix_of
+from app.setting_groups import RecordSettings
 from app.telemetry.metric_table import FEEDBACK
 from app.telemetry.metrics import meter
 from app.telemetry.spans import untraced_task
 from models.accuracy import wilson_interval
 from models.errors import TandemError
+from models.files import make_folder, write_whole
 from models.plan import PlanName
 
 SEND_EVERY_S = 0.2
@@ -72,6 +91,7 @@ class Judgement(NamedTuple):
     label: str
     is_right: bool
     is_new: bool
+    place: int = 0  # of the image in its request
 
 
 class Feedback(HubHandle):
@@ -247,7 +267,7 @@ class FeedbackBook:
         if before is None:
             request.labels[place] = label
             self._counts.setdefault((answer.version, answer.plan), Counter())[is_right] += 1
-        return Judgement(answer, label, is_right, is_new=before is None)
+        return Judgement(answer, label, is_right, before is None, place)
 
     def figures(self) -> FeedbackFigures:
         """Return the accuracy of each version and plan with feedback, and the book's size."""
@@ -283,3 +303,144 @@ def _place(image: int | None, num_images: int) -> int:
             "in the order of the request's files"
         )
     return image
+
+
+NONE = "none"  # the class of photographs that show none of the others, as tandem learn has it
+TAUGHT_FILE = re.compile(r"(?P<name>[0-9a-f]{32}|request-[0-9a-f]{16})\.[a-z0-9]+")
+CORRECTION = "request-"
+
+
+@dataclass(slots=True)
+class Taught:
+    """A photograph that is kept with its label."""
+
+    id: str  # of its bytes: the same photograph has the same
+    label: str
+    model_set: str
+    before: Annotated[
+        str | SkipJsonSchema[None], Field(description="the label that it had before")
+    ] = None
+
+
+@dataclass(slots=True)
+class TaughtFigures:
+    """What a node's folder of taught photographs has, and may have."""
+
+    photographs: int
+    corrections: Annotated[int, Field(description="labels that feedback gave to samples")]
+    labels: Annotated[dict[str, int], Field(description="photographs of each label")]
+    bytes: int
+    max_photographs: int
+    max_bytes: int
+
+
+class TaughtFolder:
+    """A folder of photographs with the labels that people gave them, bounded in bytes and number.
+
+    A photograph is a file named by its hash, and a JSON file with its label: if it is taught again,
+    the later label counts. A correction is a JSON file alone: the label of a sample, which is found
+    by the hash of its request. Nothing is removed to make room, and other files do not count.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, max_photographs: int) -> None:
+        self._folder, self._max_bytes, self._most = folder, max_bytes, max_photographs
+        self._labels: dict[str, tuple[int, str]] = {}  # by file: when it was written, its label
+        self._lock = threading.Lock()
+
+    def keep(self, image: bytes, label: str, model_set: str) -> Taught:
+        """Write a photograph and its label.
+
+        Raises:
+            TaughtFullError: there is no room for it.
+            NotReadyError: the folder cannot be written.
+        """
+        name = hashlib.sha256(image).hexdigest()[:32]
+        content = {"file": f"{name}.{suffix_of(image)}", "label": label, "model_set": model_set}
+        with self._lock, _writing(self._folder):
+            before = self._label(self._folder / f"{name}.json")
+            if before is None:
+                self._check_room(len(image))
+                write_whole(self._folder / content["file"], image, mode=0o600)  # a private photo
+            self._write(name, content)
+        return Taught(name, label, model_set, None if before == label else before)
+
+    def correct(self, request_id: str, place: int, label: str, model_set: str) -> bool:
+        """Write the label of a request's ``place``-th image; False: there are too many already."""
+        of = digest(request_id, place).hex()
+        with self._lock, _writing(self._folder):
+            if sum(name.startswith(CORRECTION) for name in self._names()) >= self._most:
+                return False
+            self._write(
+                f"{CORRECTION}{of}", {CORRECTION[:-1]: of, "label": label, "model_set": model_set}
+            )
+        return True
+
+    def figures(self) -> TaughtFigures:
+        """Count the photographs by label, and the corrections."""
+        with self._lock, _writing(self._folder):
+            names = self._names()
+            matches = [self._label(self._folder / f"{name}.json") for name in names]
+            labels = Counter(
+                label
+                for name, label in zip(names, matches, strict=True)
+                if label is not None and not name.startswith(CORRECTION)
+            )
+            num = labels.total()
+            corrections = sum(name.startswith(CORRECTION) for name in names)
+            used = self._num_bytes()
+        return TaughtFigures(num, corrections, dict(labels), used, self._most, self._max_bytes)
+
+    def _check_room(self, num_bytes: int) -> None:
+        number = sum(not name.startswith(CORRECTION) for name in self._names())
+        if number >= self._most:
+            raise TaughtFullError(
+                f"{number} photographs are kept, of at most {self._most} (teach_photographs): "
+                "learn from them (tandem learn NAME --corrections DIR), then move them away"
+            )
+        if (used := self._num_bytes()) + num_bytes > self._max_bytes:
+            raise TaughtFullError(
+                f"the photographs that are kept have {used} bytes, this one {num_bytes}, the limit "
+                f"is {self._max_bytes} (teach_mib): learn from them, then move them away"
+            )
+
+    def _names(self) -> list[str]:
+        matches = (TAUGHT_FILE.fullmatch(path.name) for path in self._folder.glob("*.json"))
+        return sorted(match["name"] for match in matches if match is not None)
+
+    def _num_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
+
+    def _label(self, path: Path) -> str | None:
+        """Return the label in a file; None: there is none. Files are read once."""
+        try:
+            written = path.stat().st_mtime_ns
+            if self._labels.get(path.name, (0, ""))[0] != written:
+                self._labels[path.name] = written, str(orjson.loads(path.read_bytes())["label"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            self._labels.pop(path.name, None)
+            return None
+        return self._labels[path.name][1]
+
+    def _write(self, name: str, content: dict[str, str]) -> None:
+        content["time"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        write_whole(self._folder / f"{name}.json", orjson.dumps(content), mode=0o600)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        make_folder(folder, mode=0o700)  # private photos
+        yield
+    except OSError as error:
+        raise NotReadyError(
+            f"teach_dir {folder} cannot be used: {error.strerror or error}; requests are answered "
+            "as before"
+        ) from error
+
+
+def taught_of(records: RecordSettings) -> TaughtFolder | None:
+    """Return the folder that the settings name; None if ``teach`` is off."""
+    if not records.teach or records.teach_dir is None:
+        return None
+    most_bytes = records.teach_mib * MIB
+    return TaughtFolder(Path(records.teach_dir), most_bytes, records.teach_photographs)

@@ -30,8 +30,14 @@ from app.grpc.tensorflow_serving import TensorFlowInterface, TensorFlowMethods
 from app.http.api import create_api
 from app.oip.inference import Inference
 from app.oip.regions import regions_of
-from app.samples.feedback import Feedback
-from app.samples.samples import disagreement_sampler_of, sampler_of
+from app.samples.feedback import Feedback, taught_of
+from app.samples.samples import (
+    Erased,
+    SampleEraser,
+    SharedSamples,
+    disagreement_sampler_of,
+    sampler_of,
+)
 from app.serve.replica import start_replica
 from app.serve.set_stages import SetStages, StageBuilder, StageHandle
 from app.serve.sets import ServedSets, SharedSets
@@ -66,6 +72,7 @@ class Gateway(OpenInferenceMethods, TensorFlowMethods):
         members: Mapping[str, StageHandle] | None = None,
         combiner: StageHandle | None = None,
         feedback: StageHandle | None = None,
+        samples: StageHandle | None = None,
         traffic: StageHandle | None = None,
         sets: StageHandle | None = None,
     ) -> None:
@@ -73,7 +80,14 @@ class Gateway(OpenInferenceMethods, TensorFlowMethods):
         self._graph = assemble(settings, decoder, members, combiner)
         self._service = self._graph.service
         self._feedback = Feedback(feedback) if feedback is not None else None
-        listeners = sampler_of(settings, has_versions=settings.has_versions), self._feedback
+        self._taught = taught_of(settings)
+        erased = Erased()
+        self._samples: SharedSamples | None = None
+        if samples is not None:
+            eraser = SampleEraser(settings, settings.max_files, erased)
+            self._samples = SharedSamples(samples, eraser)
+        sampler = sampler_of(settings, erased, has_versions=settings.has_versions)
+        listeners = sampler, self._feedback
         self._service.listeners += [each for each in listeners if each is not None]
         receiver = Receiver(self._service.settings)  # large messages share its room
         self._grpc = GrpcInterface(self._service, receiver)
@@ -91,12 +105,19 @@ class Gateway(OpenInferenceMethods, TensorFlowMethods):
         self._traffic: TrafficControl | None = None
         if self._graph.versions is not None and traffic is not None:
             self._traffic = self._graph.versions.control(traffic)
-            if (sampler := disagreement_sampler_of(settings)) is not None:
+            if (sampler := disagreement_sampler_of(settings, erased)) is not None:
                 self._graph.versions.graph.on_disagreement = sampler.note_disagreement
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP interface; Serve calls this once in each replica."""
-        return create_api(self._service, self._inference, self._feedback, self._traffic)
+        return create_api(
+            self._service,
+            self._inference,
+            self._feedback,
+            self._traffic,
+            self._taught,
+            self._samples,
+        )
 
     async def Classify(
         self, incoming: Incoming, grpc_context: RayServegRPCContext
@@ -136,8 +157,9 @@ class Gateway(OpenInferenceMethods, TensorFlowMethods):
             self._has_started = True
         if self._traffic is not None:
             await self._traffic.start()
-        if self._sets is not None:
-            await self._sets.start()
+        for shared in (self._sets, self._samples):
+            if shared is not None:
+                await shared.start()
         await self._graph.check_health()
 
 

@@ -13,8 +13,8 @@ import gc
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import wraps
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import ray
@@ -22,7 +22,13 @@ from ray import serve
 
 from app.access import Caller
 from app.answers import Decoded, MemberAnswer
-from app.environment import mark_own_lines, write_to_stderr_as_to_files
+from app.environment import (
+    PREPARE_PROXY,
+    PROXY_CALLBACK,
+    environment_value,
+    mark_own_lines,
+    write_to_stderr_as_to_files,
+)
 from app.errors import UPDATING, OtherSetError
 from app.grpc.interface import max_message_bytes
 from app.queueing.admission import Usage
@@ -53,6 +59,8 @@ logger = logging.getLogger("ray.serve")
 ALL_INTERFACES = "[::]:"
 BDP_PROBE = "grpc.http2.bdp_probe"
 MAX_RECEIVE = "grpc.max_receive_message_length"
+OF_SERVE, OF_PROXIES = "serve", "SERVE_PROXY_ACTOR"  # Serve's namespace, and in its proxies' names
+PROXIES_WITHIN_S = 5.0
 
 
 def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
@@ -63,6 +71,7 @@ def start_replica(settings: Settings, *, is_ingress: bool = False) -> None:
     keep_to_loopback()
     if is_ingress:
         drop_trailers()
+        drop_trailers_in_proxies()
         limit_unread(max_message_bytes(settings.max_body_bytes))
     pipeline.start(settings, is_ingress=is_ingress)
     start_metrics(has_key_names=settings.key_names_in_metrics)
@@ -194,7 +203,7 @@ class CombinerReplica(StageReplica, Combiner):
 
 
 class Hub:
-    """The deployments ``Feedback``, ``Traffic`` and ``Sets``: a book each, for all Gateways.
+    """The deployments ``Feedback``, ``Samples``, ``Traffic`` and ``Sets``: a book for all Gateways.
 
     Each has one replica, and only where the settings need it. Requests do not pass through it:
     while it is down, Gateways serve as before. A new replica starts with ``book`` as it was bound.
@@ -228,22 +237,54 @@ def drop_trailers() -> None:
     trailer would pass what HAProxy removes of headers. The other protocol (h11) drops trailers. An
     uvicorn without these names ends the replica's start.
     """
-    if find_spec("httptools") is None:
+    _dropping()(None)
+
+
+def _dropping() -> Callable[[object], None]:
+    """Return what does it; it names nothing of this module, which other processes may lack."""
+
+    def drop(_: object) -> None:
+        from functools import wraps
+        from importlib.util import find_spec
+
+        if find_spec("httptools") is None:
+            return
+        from uvicorn.protocols.http import httptools_impl
+
+        protocols: Any = httptools_impl.HttpToolsProtocol
+        complete = protocols.on_headers_complete
+        if hasattr(complete, "__wrapped__"):
+            return
+
+        @wraps(complete)
+        def complete_with_own_list(protocol: Any) -> None:
+            protocol.scope["headers"] = protocol.headers.copy()
+            complete(protocol)
+
+        protocols.on_headers_complete = complete_with_own_list
+
+    return drop
+
+
+def drop_trailers_in_proxies() -> None:
+    """Let Serve's own proxies do so too, unless :func:`prepare_proxy` has prepared them.
+
+    Without ``tandem serve`` they start before this program is known, and hand a request's headers
+    on to replicas. One that starts later, on a new node, learns it from the next Gateway's start.
+    """
+    if not ray.is_initialized() or environment_value(PROXY_CALLBACK) == PREPARE_PROXY:
         return
-    from uvicorn.protocols.http import httptools_impl
-
-    protocols: Any = httptools_impl.HttpToolsProtocol
-
-    complete = protocols.on_headers_complete
-    if hasattr(complete, "__wrapped__"):
-        return
-
-    @wraps(complete)
-    def complete_with_own_list(protocol: Any) -> None:
-        protocol.scope["headers"] = protocol.headers.copy()
-        complete(protocol)
-
-    protocols.on_headers_complete = complete_with_own_list
+    try:
+        asked: list[Future[None]] = [
+            ray.get_actor(actor["name"], OF_SERVE).__ray_call__.remote(_dropping()).future()
+            for actor in ray.util.list_named_actors(all_namespaces=True)
+            if actor["namespace"] == OF_SERVE and OF_PROXIES in actor["name"]
+        ]
+        for future in asked:
+            future.result(PROXIES_WITHIN_S)
+    except (AttributeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+        text = "Serve's own proxies may take trailers of a body for headers: %s"
+        logger.warning(text, str(error).partition("\n")[0])
 
 
 def limit_reflection() -> None:

@@ -214,6 +214,7 @@ def add(options: AddOptions) -> None:
     """
     with needs_extra("calibrate", "models add"):
         from calibration.sets.add_set import add_set_apart
+        from calibration.sets.ending import embedding_of
     new = _new_set(options)
     if options.try_:
         _try(new, [*options.try_, *(options.photos or [])], as_json=options.as_json)
@@ -226,9 +227,13 @@ def add(options: AddOptions) -> None:
     made = add_set_apart(new, into, is_replaced=options.replace, say=say)
     if options.as_json:
         read = [dict(zip(("member", "facts", "doubt"), row, strict=True)) for row in said]
+        features = {m.name: next(iter(m.networks.values())).features for m in made.manifest.members}
         facts = {"folder": str(made.folder), **set_as_json(made.manifest), "read": read}
+        facts["embeddings"] = features
         typer.echo(json.dumps(facts, indent=2))
     else:
+        for member in made.manifest.members:
+            _say(member.name, embedding_of(member), None)
         tell(made, is_inferred=options.task is None)
 
 

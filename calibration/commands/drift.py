@@ -141,9 +141,13 @@ def _notes(result: Drift) -> list[str]:
 def _show(result: Drift) -> None:
     for name, side in result.sides.items():
         out.print(f"{name}: {_described(side)}", markup=False)
-    table = Table("", "reference", "samples", "test", "p", "effect", "matters from", "drift")
+    table = Table("", "reference,\nsamples", "test, and p", "effect", "drift")
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "fold"
     for each in result.differences:
-        table.add_row(*_cells(each), style="red" if each.is_drift else "")
+        name, before, now, test, p, effect, bound, drifts = _cells(each)
+        rows = name, f"{before}\n{now}", f"{test}\n{p}", f"{effect}\nmatters from {bound}", drifts
+        table.add_row(*rows, style="red" if each.is_drift else "")
     out.print(table)
     changed = Table("class", "reference", "samples", "change")
     for share in result.classes[:MAX_LISTED]:

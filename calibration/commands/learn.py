@@ -40,12 +40,31 @@ class LearnOptions:
         str, typer.Argument(metavar="NAME", help="of the new set, or of one to add photographs to")
     ]
     images: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
             help="folder of classes (FOLDER/<class>/<file>), or a CSV of file,label; may be "
             "repeated. A class called none has photographs of none of the others"
         ),
-    ]
+    ] = None
+    corrections: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="folder of a service's teach_dir, and of its sample_dir: photographs that were "
+            "taught, and samples whose right label was reported; may be repeated"
+        ),
+    ] = None
+    shadow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="let the service there, which serves versions of the set, try the new version in "
+            "its shadow",
+        ),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="holds that service's key, if it wants one  (default: TANDEM_API_KEY)"),
+    ] = None
     origin: Annotated[
         str | None,
         typer.Option(
@@ -84,6 +103,11 @@ def learn(options: LearnOptions) -> None:
     Repeated for a learned set it adds photographs and classes.
     """
     started = time.perf_counter()
+    if not options.images and not options.corrections:
+        raise ModelSetError(
+            "nothing to learn from: give --images FOLDER, or --corrections with the teach_dir of a "
+            "service"
+        )
     check_can_write(options.json_file)
     check_file(options.html, "--html")
     with needs_extra("calibrate", "learn"):
@@ -103,7 +127,8 @@ def learn(options: LearnOptions) -> None:
     origin = _origin(options, before)
     request = Request(
         name=options.name,
-        sources=options.images,
+        sources=options.images or (),
+        corrections=options.corrections or (),
         into=into,
         origin=origin,
         crops=_crops(origin) if options.weak_others else (),
@@ -123,6 +148,14 @@ def learn(options: LearnOptions) -> None:
     if str(options.json_file) != "-":
         show(out, learned)
         _tell(learned.model_set, options, time.perf_counter() - started)
+    if options.shadow is not None:
+        from calibration.evaluation.live import into_shadow
+
+        name = into_shadow(options.shadow, learned.model_set, options.key_file)
+        err.print(
+            f"{escape(name)} is in the shadow of {escape(options.shadow)}; once it has been "
+            "compared: tandem traffic promote"
+        )
 
 
 def _crops(origin: ModelSet) -> list[Photograph]:
@@ -153,7 +186,7 @@ def _origin(options: LearnOptions, before: ModelSet | None) -> ModelSet:
     if name == DEFAULT_ORIGIN and not any((p / name / "manifest.yaml").exists() for p in search):
         from calibration.commands.fetch import make_imagenet
 
-        err.print("imagenet is not there, and is made first (once)")
+        err.print("imagenet is not there, and is made first: some minutes, once")
         make_imagenet(user_sets_dir(), None, is_replaced=False)
     return load_model_set(name, search)
 

@@ -32,9 +32,9 @@ ModelDirs = Annotated[
     list[Path] | None, typer.Option(help="searched before the user's and the bundled sets")
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="write the result as JSON; - is stdout")
+    Path | None, typer.Option("--json", help="print JSON, or write it to this file")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Into = Annotated[Path | None, typer.Option(help="folder of sets  (default: the user's own)")]
 Replace = Annotated[bool, typer.Option(help="a set of that name, if there is one")]
 

@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 MAX_LISTED = 10
 
 
-def quantize(
-    name: SetName,
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """The options of the command line."""
+
+    name: SetName
     images: Annotated[
         Path | None,
         typer.Option(
@@ -35,35 +38,37 @@ def quantize(
             "of 17 photographs that scikit-image and scikit-learn ship; the first is fetched by "
             "pip)"
         ),
-    ] = None,
+    ] = None
     validation: Annotated[
         Path | None,
         typer.Option(
             help="labelled images (ImageFolder or CSV) to measure the drop on  "
             "(default: what calibration leaves of --images, if labelled and 400 or more)"
         ),
-    ] = None,
-    member: Annotated[
-        list[str] | None, typer.Option(help="only this member; may be repeated")
-    ] = None,
+    ] = None
+    member: Annotated[list[str] | None, typer.Option(help="only this member; may be repeated")] = (
+        None
+    )
     subset_size: Annotated[
         int | None, typer.Option(min=1, help="calibration images  (default: the manifest's, 300)")
-    ] = None,
+    ] = None
     preset: Annotated[
         Literal["mixed", "performance"] | None,
         typer.Option(help="mixed or performance  (default: the manifest's)"),
-    ] = None,
+    ] = None
     fast_bias_correction: Annotated[
         bool | None,
         typer.Option("--fast-bias-correction/--full-bias-correction", help="full: slow, finer"),
-    ] = None,
+    ] = None
     max_drop: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="of top-1, a fraction  (default: the manifest's, 0.005)"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the outcome as JSON")] = False,
-    model_dir: ModelDirs = None,
-) -> None:
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False
+    model_dir: ModelDirs = None
+
+
+def quantize(asked: QuantizeOptions) -> None:
     """Quantise a set's float networks to INT8 with NNCF, into the set's own folder.
 
     Where top-1 on the validation images drops by more than max_drop, and more than chance, layers
@@ -78,27 +83,31 @@ def quantize(
         )
         from calibration.sets.packaged import WheelSource
 
-    model_set = load_model_set(name, search_path(model_dir or ()))
+    model_set = load_model_set(asked.name, search_path(asked.model_dir or ()))
+    wheels = (
+        WheelSource(needed_folder(user_cache_path, "weights")) if asked.images is None else None
+    )
     request = Request(
-        images=images,
-        validation=validation,
-        members=tuple(member or ()),
-        subset_size=subset_size,
-        preset=preset,
-        fast_bias_correction=fast_bias_correction,
-        max_drop=max_drop,
-        wheels=WheelSource(needed_folder(user_cache_path, "weights")) if images is None else None,
+        images=asked.images,
+        validation=asked.validation,
+        members=tuple(asked.member or ()),
+        subset_size=asked.subset_size,
+        preset=asked.preset,
+        fast_bias_correction=asked.fast_bias_correction,
+        max_drop=asked.max_drop,
+        wheels=wheels,
     )
     started = time.perf_counter()
     logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is ours to show
     # NNCF's progress bars are not our answer.
     with contextlib.redirect_stdout(sys.stderr), interrupted_on_another_thread():
         outcome = quantize_set(model_set, request, lambda text: err.print(escape(text)))
-    if as_json:
+    if asked.as_json:
         typer.echo(json.dumps(_as_json(model_set, outcome, time.perf_counter() - started)))
     else:
         _show(model_set, outcome)
-    _refuse(outcome, model_set.manifest.max_drop if max_drop is None else max_drop)
+    limit = model_set.manifest.max_drop if asked.max_drop is None else asked.max_drop
+    _refuse(outcome, limit)
 
 
 def _refuse(outcome: "MemberQuantization", limit: float) -> None:

@@ -17,10 +17,11 @@ from calibration.evaluation.inference import AnsweredBatch
 from models.ensemble import Probabilities, above, average
 from models.errors import ModelSetError
 from models.manifest import ENSEMBLE
-from models.model_set import ModelSet
+from models.model_set import ModelSet, offline_precision
 from models.record import Precision
 
 NUM_CONNECTIONS = 16
+TRAFFIC_PATH, SHADOW_S = "/v1/traffic", 300  # a version is loaded meanwhile
 NUM_TRIES = 5  # for an image that is answered with 429, or not at all
 # Kernels for other batch sizes may round differently: two classes this near may swap places.
 TIE = 1e-3
@@ -48,23 +49,57 @@ class LiveResult:
         return self.num_images > 0 and not self.differences
 
 
+def into_shadow(url: str, model_set: ModelSet, key_file: Path | None = None) -> str:
+    """Put a set's newest version into the shadow of the service at ``url``; return its name.
+
+    Raises :class:`ModelSetError` if the service does not answer, or refuses the version.
+    """
+    name = f"{model_set.name}@{model_set.fingerprint(offline_precision(model_set))}"
+    with _client(url, key_file, SHADOW_S, "--shadow") as client:
+        try:
+            seen = client.get(TRAFFIC_PATH)
+            shares = (
+                {key: seen.json()[key] for key in ("shares", "revision")}
+                if seen.is_success
+                else None
+            )
+            answer = client.put(TRAFFIC_PATH, json=shares | {"shadow": name}) if shares else seen
+            content = answer.json()
+        except httpx.HTTPError as error:
+            raise ModelSetError(f"{url} does not answer: {cause_of(error)}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelSetError(f"{url} does not answer as Tandem does") from error
+    if not answer.is_success:
+        raise ModelSetError(
+            f"{name} is made, and {url} does not take it into its shadow: "
+            f"{content.get('error', {}).get('message', answer.status_code)}"
+        )
+    return name
+
+
+def _client(
+    url: str, key_file: Path | None, timeout_s: float, option: str = "--url"
+) -> httpx.Client:
+    try:
+        address = checked_url(url)
+    except ValueError as error:
+        raise ModelSetError(f"{option}: {error}") from error
+    return httpx.Client(
+        base_url=address,
+        timeout=timeout_s,
+        headers=key_headers(key_file),
+        limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
+        trust_env=not is_loopback(url),  # HTTP_PROXY would get the photos and the key
+    )
+
+
 class LiveService:
     """A running service; :meth:`observe` compares its answers with each batch."""
 
     may_be_empty = False  # an answer's list of predictions
 
     def __init__(self, url: str, model_set: ModelSet, key_file: Path | None = None) -> None:
-        try:
-            address = checked_url(url)
-        except ValueError as error:
-            raise ModelSetError(f"--url: {error}") from error
-        self._client = httpx.Client(
-            base_url=address,
-            timeout=60,
-            headers=key_headers(key_file),
-            limits=httpx.Limits(max_connections=NUM_CONNECTIONS),
-            trust_env=not is_loopback(url),  # HTTP_PROXY would get the photos and the key
-        )
+        self._client = _client(url, key_file, 60)
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS, "live")
         self._lock = threading.Lock()
         self._top_k = min(5, model_set.manifest.num_classes)

@@ -6,6 +6,7 @@ time.
 
 import io
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ STYLE: dict[Any, Any] = {  # matplotlib's type has one literal per key
     "svg.fonttype": "none",
     "text.parse_math": False,  # labels may contain dollar signs
     "svg.hashsalt": "tandem",  # equal figures give equal files
+}
+LEGEND: dict[str, Any] = {  # above the axes: no line hides it, and rows of three fit the page
+    "loc": "lower center",
+    "bbox_to_anchor": (0.5, 1.0),
+    "ncols": 3,
+    "frameon": False,
 }
 SUFFIXES = (".svg", ".png")
 
@@ -116,7 +123,7 @@ def per_class(tallies: dict[str, Tally], labels: tuple[str, ...]) -> str:
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.set_xlabel("top-1 within the class")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), frameon=False)
+        axes.legend(**LEGEND)
         return svg_of(figure)
 
 
@@ -162,10 +169,39 @@ def reliability(tallies: dict[str, Tally]) -> str:
             lower.plot(centers, bins.counts, color=color, drawstyle="steps-mid")
         upper.set_ylim(0, 1)
         upper.set_ylabel("accuracy")
-        upper.legend(frameon=False)
+        upper.legend(**LEGEND)
         lower.set_xlim(0, 1)
         lower.set_xlabel("confidence (probability of the first class)")
         lower.set_ylabel("images")
+        return svg_of(figure)
+
+
+def bars(
+    values: Mapping[str, float],
+    notes: Sequence[str],
+    colors: Sequence[str],
+    title: str,
+    axis: str,
+    mark: tuple[float, str] | None,
+) -> str:
+    """Draw a bar for each value, from top to bottom, with notes; ``mark`` is a line at a value."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 1.2 + 0.34 * len(values)))
+        axes = figure.add_subplot()
+        axes.barh(range(len(values)), [*values.values()], 0.7, color=colors)
+        axes.set_yticks(range(len(values)), [*values])
+        axes.invert_yaxis()
+        for at, note in zip(enumerate(values.values()), notes, strict=True):
+            axes.annotate(note, at[::-1], (4, 0), textcoords="offset points", va="center")
+        limit = 1.25 * max(1.0, *values.values())
+        if mark is not None and mark[0] < limit:
+            axes.axvline(mark[0], color="#999999", linewidth=1, linestyle="--")
+            top = (mark[0], 0.98)  # next to the first bars, which are short
+            look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "color": "#666666"}
+            axes.annotate(mark[1], top, xycoords=("data", "axes fraction"), **look)
+        axes.set_xlim(0, limit)
+        axes.set_xlabel(axis)
+        axes.set_title(title, loc="left")
         return svg_of(figure)
 
 

@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import numpy as np
@@ -44,6 +44,7 @@ from calibration.ladder.rungs import (
 )
 from models.child_process import Child, ChildDiedError, last_words, run_apart
 from models.errors import TandemError
+from models.machine import UseSample, sampled
 from models.plan import PlanName
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
@@ -313,80 +314,10 @@ def _top1(job: LadderJob, url: str) -> dict[str, float]:
 SAMPLES = 40  # of utilisation in a run, at most
 MIN_SAMPLE_S = 0.1  # a virtual machine's clock is too noisy for shorter samples
 MIB = 2**20
-POWERCAP = Path("/sys/class/powercap")
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
-class PackagePower:
-    """Reads the energy of CPU packages from RAPL's counters; power is their difference over time.
-
-    Without counters (virtual machines), or if only root may read them, figures are missing, not 0.
-    """
-
-    def __init__(
-        self, folder: Path = POWERCAP, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock, self._last = clock, dict[Path, tuple[int, float]]()  # microjoules and time
-        # Whole packages, not their parts or the platform.
-        self._packages = [zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1]
-        self.watts()
-
-    def watts(self) -> float | None:
-        """Return all packages' mean power since the last call, in watts; None if unreadable."""
-        total = 0.0
-        for zone in self._packages:
-            with suppress(OSError, ValueError):  # only root may read it
-                if not (zone / "name").read_bytes().startswith(b"package"):
-                    continue
-                energy, at_s = _number(zone / "energy_uj"), self._clock()
-                before, before_s = self._last.get(zone, (energy, at_s))
-                self._last[zone] = energy, at_s
-                if at_s > before_s:
-                    # The counter wraps around at its maximum.
-                    turned = _number(zone / "max_energy_range_uj") if energy < before else 0
-                    total += (energy - before + turned) / 1e6 / (at_s - before_s)
-        return round(total, 2) or None
-
-
-def _number(file: Path) -> int:
-    return int(file.read_text("ascii"))
-
-
-class Sample(NamedTuple):
-    """The use of the machine since the sample before."""
-
-    share: float  # of the cores, by the measured processes
-    watts: float | None
-
-
-@contextmanager
-def sampled(every_s: float, cores: int, cpu_s: Callable[[], float]) -> Iterator[list[Sample]]:
-    """Sample the use of ``cores`` on a thread while the block runs, at least once.
-
-    ``cpu_s`` returns the CPU time so far, in s.
-    """
-    samples, ended, power = list[Sample](), threading.Event(), PackagePower()
-
-    def sample() -> None:
-        before_s, at_s, is_last = cpu_s(), time.perf_counter(), False
-        while not is_last:
-            is_last = ended.wait(every_s)
-            if is_last and samples:  # too short
-                return
-            now_cpu_s, now_s = cpu_s(), time.perf_counter()
-            share = max(0.0, now_cpu_s - before_s) / (now_s - at_s) / cores
-            samples.append(Sample(share, power.watts()))
-            before_s, at_s = now_cpu_s, now_s
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(sample)
-        try:
-            yield samples
-        finally:
-            ended.set()
-
-
-def of_machine(samples: Sequence[Sample], processes: Sequence[psutil.Process]) -> dict[str, Any]:
+def of_machine(samples: Sequence[UseSample], processes: Sequence[psutil.Process]) -> dict[str, Any]:
     """Return the fields of :class:`Figures` on the use and memory of the measured processes."""
     pss_mib, rss_mib = memory_mib(processes)
     watts = [sample.watts for sample in samples if sample.watts is not None]
@@ -432,7 +363,7 @@ def run_calls(
 
 
 def figures_of(
-    latencies_s: Sequence[float], taken_s: float, cpu_s: float, samples: list[Sample], batch: int
+    latencies_s: Sequence[float], taken_s: float, cpu_s: float, samples: list[UseSample], batch: int
 ) -> Figures:
     """Return the figures of calls with ``batch`` images."""
     num_images = batch * len(latencies_s)

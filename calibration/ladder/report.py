@@ -173,34 +173,17 @@ def against_published(rows: list[Row]) -> str:
 def draw(rows: list[Row], title: str) -> str:
     """Return an SVG document with a bar for each rung, from top to bottom."""
     with needs_extra("calibrate", "ladder --plot"):
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-
-        from calibration.evaluation.report_page import STYLE, svg_of
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8, 1.2 + 0.34 * len(rows)))
-        axes = figure.add_subplot()
-        colors = [COLORS[row.rung.engine] for row in rows]
-        axes.barh(range(len(rows)), [row.rate for row in rows], 0.7, color=colors)
-        axes.set_yticks(range(len(rows)), [row.rung.title for row in rows])
-        axes.invert_yaxis()
-        for place, row in enumerate(rows):
-            has_rate = row.over_first is not None
-            label = f"{row.rate:.1f}  ({row.over_first:.1f}x)" if has_rate else row.result.outcome
-            at = (row.rate, place)
-            axes.annotate(label, at, (4, 0), textcoords="offset points", va="center")
-        limit = 1.25 * max(1.0, *(row.rate for row in rows))
-        published = PUBLISHED_SPEED_UP * next((row.rate for row in rows if row.rate), 0.0)
-        if against_published(rows) and published < limit:
-            axes.axvline(published, color="#999999", linewidth=1, linestyle="--")
-            label = f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x"
-            top = (published, 0.98)  # next to the first rungs, whose bars are short
-            look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "color": "#666666"}
-            axes.annotate(label, top, xycoords=("data", "axes fraction"), **look)
-        axes.set_xlim(0, limit)
-        axes.set_xlabel("images/s (and times the first rung)")
-        axes.set_title(title, loc="left")
-        return svg_of(figure)
+        from calibration.evaluation.report_page import bars
+    notes = [
+        row.result.outcome if row.over_first is None else f"{row.rate:.1f}  ({row.over_first:.1f}x)"
+        for row in rows
+    ]
+    values = {row.rung.title: row.rate for row in rows}
+    colors = [COLORS[row.rung.engine] for row in rows]
+    published = PUBLISHED_SPEED_UP * next((row.rate for row in rows if row.rate), 0.0)
+    mark = (published, f"the published ladder's {PUBLISHED_SPEED_UP:.1f}x")
+    axis = "images/s (and times the first rung)"
+    return bars(values, notes, colors, title, axis, mark if against_published(rows) else None)
 
 
 def render(content: dict[str, Any], rows: list[Row], title: str) -> bytes:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from models.errors import TandemError
-from models.files import make_folder, write_result
+from models.files import locked, make_folder, write_result
 from models.image_files import first_not_utf8
 from models.machine import available_cpus
+from models.manifest import read_manifest
+from models.model_set import ModelSet
 from models.plan import PlanName
 from models.record import Record
 
@@ -69,7 +71,11 @@ class RungNetwork(Record):
     num_classes: Annotated[int, Field(ge=2)]
     model_set: Path  # folder of the set, in which random weights are made
     torch_source: Literal["random", "float_ir", "none"]
-    is_random: bool = False  # for speed only
+
+    @property
+    def is_random(self) -> bool:
+        """Whether its weights are random, for speed only."""
+        return self.torch_source == "random"
 
 
 class Figures(Record):
@@ -182,6 +188,11 @@ class LadderJob:
             raise LadderError(f"the name {name!r} is not UTF-8, as a ladder's files are; rename it")
 
     @property
+    def set_of_network(self) -> ModelSet:
+        """The model set in its folder, which a preparation may have made."""
+        return ModelSet(self.network.model_set, read_manifest(self.network.model_set))
+
+    @property
     def has_images(self) -> bool:
         """Whether the labelled images are prepared."""
         return (self.work / TRUTH).is_file()
@@ -208,23 +219,18 @@ class Store:
         Raises :class:`LadderError` if another ladder uses the folder, its results have other facts,
         it is not writable, or it is neither empty nor a ladder's.
         """
-        try:
-            make_folder(self.folder)
-            held = os.open(self.folder, os.O_RDONLY)
-        except OSError as error:
-            raise LadderError(
-                f"cannot write {self.folder}: {error.strerror}; give another --work"
-            ) from error
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as stack:
+            try:
+                make_folder(self.folder)
+                held = locked(self.folder, os.O_RDONLY, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(held)
+            except OSError as error:
+                problem = f"cannot write {self.folder}: {error.strerror}; give"
+                if isinstance(error, BlockingIOError):
+                    problem = f"another ladder is at work in {self.folder}; wait, or give"
+                raise LadderError(f"{problem} another --work") from error
             self._begin(facts, is_resumed=is_resumed)
             yield
-        except BlockingIOError as error:
-            raise LadderError(
-                f"another ladder is at work in {self.folder}; wait, or give another --work"
-            ) from error
-        finally:
-            os.close(held)
 
     def _begin(self, facts: dict[str, Any], *, is_resumed: bool) -> None:
         job = self.folder / "job.json"  # marks the folder

@@ -127,6 +127,8 @@ class _Problem:
         scaled = rows * weights / len(rows)
         self._squares = [rows[own].T @ scaled[own] for own in places]
         self._products = [scaled[own].T @ targets[own] for own in places]
+        losses = (targets**2).sum(axis=1) * weights[:, 0]  # of the solution 0
+        self._constants = [float(losses[own].sum()) for own in places]
         self._all = np.sum(self._squares, axis=0), np.sum(self._products, axis=0)
 
     def solution(self, strength: float, without: Collection[int] = ()) -> Values:
@@ -162,16 +164,13 @@ class _Problem:
     def left_out(self, strength: float, fold: int) -> Values:
         """Return the scores of a fold's photographs, each by a fit without its group alone."""
         factor, own = self._factor(strength), self._places[fold]
-        residuals = self._targets - self._rows @ self.solution(strength)
-        scores = np.empty((len(own), self.num_classes))
-        for group in np.unique(self._groups[own]):
-            places = np.flatnonzero(self._groups == group)
-            rows, weights = self._rows[places], self._weights[places] / len(self._rows)
+        all_rows, groups = self._rows[own], self._groups[own]
+        scores = self._targets[own]
+        residuals = scores - all_rows @ self.solution(strength)
+        for places in _by_value(groups):
+            rows, weights = all_rows[places], self._weights[own[places]] / len(self._rows)
             hat = rows @ cho_solve(factor, (rows * weights).T)
-            left = self._targets[places] - np.linalg.solve(
-                np.eye(len(places)) - hat, residuals[places]
-            )
-            scores[np.isin(own, places)] = left
+            scores[places] -= np.linalg.solve(np.eye(len(places)) - hat, residuals[places])
         return scores[::VIEWS]
 
     def head(self, strength: float) -> Head:
@@ -192,5 +191,14 @@ class _Problem:
 
     def _loss(self, fold: int, solution: Values) -> float:
         own = self._places[fold]
-        errors = (self.scores(fold, solution) - self._targets[own]) ** 2
-        return float((errors.sum(axis=1) * self._weights[own, 0]).sum())
+        if len(own) > len(solution):  # of many photographs by their products, which are there
+            errors = (solution * (self._squares[fold] @ solution - 2 * self._products[fold])).sum()
+            return float(errors * len(self._rows) + self._constants[fold])
+        of_each = (self.scores(fold, solution) - self._targets[own]) ** 2
+        return float((of_each.sum(axis=1) * self._weights[own, 0]).sum())
+
+
+def _by_value(groups: Places) -> list[Places]:
+    """Return the places of each value."""
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)

@@ -31,6 +31,7 @@ from calibration.learning.photographs import (
     NONE,
     Found,
     Photograph,
+    add_corrections,
     as_text,
     classes_of,
     joined,
@@ -78,6 +79,7 @@ class Request:
     is_replaced: bool = False
     others: Path | None = None
     crops: Sequence[Photograph] = ()  # of the class none
+    corrections: Sequence[Path] = ()  # teach_dir and sample_dir of a service
     validation: Path | None = None
     target: float = 0.95  # of right answers among sure ones
 
@@ -144,6 +146,8 @@ def learn(
         check_free(folder, is_replaced=request.is_replaced)
     backbones = backbones_of(request.origin)
     gathered = read_photographs(request.sources, request.others)
+    if request.corrections:
+        add_corrections(gathered, request.corrections)
     gathered.photographs += request.crops
     before = [] if request.before is None else photographs_of(request.before)
     known = () if request.before is None else request.before.labels

@@ -6,12 +6,14 @@ What cannot be learned from is left out, named and counted, and never stops a fo
 import csv
 import hashlib
 import io
+import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from calibration.datasets import ImageFile, find_images, folder_files, listed_files, short_name
 from models.class_names import in_number_order, some
@@ -22,6 +24,7 @@ from models.network import Pixels
 
 NONE = "none"  # the class of photographs that show none of the others
 NAME = "photographs.csv"  # in a learned set
+DISAGREES = "disagrees"  # the key in samples on which versions of a set disagree
 COLUMNS = ("sha256", "label", "name")
 UNFIT = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")  # a label is a line of a file
 
@@ -171,6 +174,66 @@ def without_single(photographs: Sequence[Photograph], notes: list[str]) -> list[
             + "".join(f"; {note}" for note in notes)
         )
     return [photograph for photograph in photographs if counts[photograph.label] > 1]
+
+
+def add_corrections(gathered: Found, folders: Sequence[Path]) -> None:
+    """Add the photographs that people taught a service, and the samples whose label they said.
+
+    ``folders``, with all below them, are ``teach_dir`` and ``sample_dir`` of a service. A JSON file
+    with a label and a file is a photograph that was taught; with a label and a request it labels
+    the sample whose name ends with the request's hash. What was said last of a photograph counts,
+    and more than its folder.
+
+    Raises :class:`ModelSetError` if none of the folders has a photograph with a label.
+    """
+    said, of_requests = list[tuple[str, Path, str]](), list[tuple[str, str, str]]()
+    samples, disputed = dict[str, Path](), set[str]()
+    for path, content in _json_files(folders):
+        file = path.parent / Path(str(content.get("file", ""))).name
+        when, label = str(content.get("time", "")), content.get("label")
+        if label is None:
+            request = path.stem.rpartition("-")[2]
+            samples[request] = file
+            disputed |= {request} if DISAGREES in content else set()
+        elif "request" in content:
+            of_requests.append((when, str(content["request"]), str(label)))
+        else:
+            said.append((when, file, str(label)))
+    said += [(when, samples[of], label) for when, of, label in of_requests if of in samples]
+    known, unreadable = dict[str, Photograph](), list[str]()
+    for _, path, label in sorted(said):
+        try:
+            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            unreadable.append(f"{path} ({error.strerror})")
+            continue
+        known[sha256] = Photograph(sha256, _checked_label(label, path), short_name(path), path)
+    if not known:
+        raise ModelSetError(
+            f"no photograph with a label lies in {some([str(folder) for folder in folders])}: "
+            "--corrections takes the teach_dir of a service, and its sample_dir"
+        )
+    gathered.photographs = [p for p in gathered.photographs if p.sha256 not in known]
+    gathered.photographs += known.values()
+    if unreadable:
+        gathered.notes.append(f"{len(unreadable)} files cannot be read: {some(unreadable)}")
+    if left := [str(samples[of]) for of in sorted(disputed - {of for _, of, _ in of_requests})]:
+        gathered.notes.append(
+            f"{len(left)} samples that versions answer differently have no label, and are left "
+            f"out: report feedback for them, or teach them: {some(left)}"
+        )
+
+
+def _json_files(folders: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the files of a service's folders that are JSON objects; others are passed over."""
+    for folder in folders:
+        for path in sorted(folder.rglob("*.json")):
+            try:
+                content = json.loads(path.read_bytes())
+            except (OSError, ValueError):
+                continue  # being written or removed, or another's
+            if isinstance(content, dict):
+                yield path, content
 
 
 def joined(before: Sequence[Photograph], gathered: Found) -> list[Photograph]:

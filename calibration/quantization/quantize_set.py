@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from calibration.datasets import images_digest
 from calibration.quantization.calibration_images import (
     SOURCE,
+    Chosen,
     HeldOut,
     draw_images,
     held_out,
@@ -43,6 +44,7 @@ from calibration.sets.packaged import WheelSource
 from calibration.sets.transaction import Staging, change
 from models.accuracy import ValidationDrop
 from models.errors import ModelSetError
+from models.image import ImageInputs
 from models.ledger import refused, standing_refusals
 from models.manifest import (
     MANIFEST_NAME,
@@ -130,11 +132,7 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     size = max(o.subset_size for o in options.values())
     inputs = inputs_of(manifest)
     say(f"reading {size} images of {request.images or SOURCE}")
-    if request.images is not None:
-        chosen = draw_images(request.images, size, inputs, request.subset_size is not None)
-    else:
-        assert request.wheels is not None
-        chosen = packaged_images(size, inputs, request.wheels)
+    chosen = _calibration_images(request, size, inputs)
     validation = held_out(request.images, request.validation, model_set, chosen)
     outcome = MemberQuantization(validation=validation.description, unreadable=chosen.unreadable)
     if validation.labelled is None:
@@ -175,6 +173,13 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
         result = result.model_copy(update={"max_drop": max_drop})
     staging.move_in(result)
     return outcome
+
+
+def _calibration_images(request: Request, size: int, inputs: ImageInputs) -> Chosen:
+    if request.images is not None:
+        return draw_images(request.images, size, inputs, request.subset_size is not None)
+    assert request.wheels is not None
+    return packaged_images(size, inputs, request.wheels)
 
 
 def _to_quantise(manifest: Manifest, names: Sequence[str], argument: str) -> Sequence[MemberRecord]:

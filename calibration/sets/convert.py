@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import openvino as ov
 import torch
 import typer
@@ -33,6 +34,8 @@ OPTIONS: dict[str, dict[str, bool]] = {
     "inception_v3": {"transform_input": True, "aux_logits": True, "init_weights": False},
 }
 USUAL_SIZE = 224  # px, for ImageNet's networks
+BATCH_NORM = "/aten::batch_norm/BatchNormInference"
+FULLY_CONNECTED = "/aten::linear/MatMul"
 
 
 def convert_module(
@@ -129,6 +132,15 @@ def build_network(name: str, num_classes: int, input_size: Size | None = None) -
     return network
 
 
+def build_classifier(name: str, num_classes: int, input_size: Size) -> torch.nn.Module:
+    """Return a new network in evaluation mode; raise :class:`ModelSetError` if it has no logits."""
+    names = [known for known in known_networks() if known not in OPTIONS]  # with auxiliary outputs
+    if name not in names:
+        problem = f"torchvision has no classification network {name!r}; it has: "
+        raise ModelSetError(problem + ", ".join(names))
+    return build_network(name, num_classes, input_size).eval()
+
+
 def load_weights(network: torch.nn.Module, path: Path) -> None:
     """Load a safetensors state dict (FP16 or FP32); no key may be missing or left over."""
     state = load_file(path)
@@ -138,6 +150,76 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
             f"{path} does not fit this network: {len(missing)} keys differ, as {min(missing)!r}"
         )
     network.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})
+
+
+def unfold(network: torch.nn.Module, model: ov.Model, batch: torch.Tensor) -> None:
+    """Load the weights of a folded float IR into ``network``, which can then be trained again.
+
+    Folding merged each batch normalisation into the convolution before it, and lost its scale and
+    statistics. The folded kernel and bias go to the convolution. The normalisation gets the
+    statistics of its inputs on ``batch``, with the scale and shift that cancel them. DenseNet
+    normalises first: its concatenated inputs cannot be separated.
+
+    Args:
+        network: of torchvision, as the IR was converted from.
+        model: the IR.
+        batch: normalised float32 (N, 3, H, W) RGB.
+
+    Raises:
+        ModelSetError: the IR does not have the network's layers.
+    """
+    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    modules = dict(network.named_modules())
+    hooks = []
+
+    def keep_output(norm: Any, inputs: tuple[Any, ...]) -> None:
+        """Give a normalisation its input's statistics, and the scale and shift that cancel them."""
+        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3))
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        norm.weight.copy_((variance + norm.eps).sqrt())
+        norm.bias.add_(mean)
+
+    for name, module in modules.items():
+        if isinstance(module, torch.nn.Linear):
+            product = nodes[f"__module.{name}{FULLY_CONNECTED}"]
+            (follower,) = product.output(0).get_target_inputs()
+            _fill(module.weight, _constant(product, 1))
+            _fill(module.bias, _constant(follower.get_node(), 1))
+        if not isinstance(module, torch.nn.BatchNorm2d):
+            continue
+        # The convolution before it: conv1 of bn1, downsample.0 of .1.
+        before = name.replace("bn", "conv").replace("downsample.1", "downsample.0")
+        add, convolution = nodes.get(f"__module.{name}{BATCH_NORM}"), modules.get(before)
+        folded = None if add is None else add.input_value(0).get_node()
+        is_after = folded is not None and folded.get_type_name() == "Convolution"
+        if not is_after or not isinstance(convolution, torch.nn.Conv2d):
+            raise ModelSetError(
+                f"{name} of the network is not a convolution and a shift in the IR; only networks "
+                "that normalise after a convolution (ResNet) can be unfolded"
+            )
+        kernel = _constant(folded, 1)
+        if kernel.shape[1] == 3:  # the first layer, which folding changed to BGR input
+            kernel = kernel[:, ::-1]
+        _fill(convolution.weight, kernel)
+        _fill(module.bias, _constant(add, 1))
+        hooks.append(module.register_forward_pre_hook(keep_output))
+    with torch.no_grad():
+        network.eval()(batch)
+    for hook in hooks:
+        hook.remove()
+
+
+def _constant(node: ov.Node, number: int) -> np.ndarray:
+    """Return an input's values, a constant stored as FP16 or FP32."""
+    constant = node.input_value(number).get_node()
+    if constant.get_type_name() == "Convert":  # FP16, converted to FP32 at run time
+        constant = constant.input_value(0).get_node()
+    return np.array(constant.get_data(), np.float32)
+
+
+def _fill(tensor: Any, value: np.ndarray) -> None:
+    tensor.data.copy_(torch.from_numpy(value.copy()).reshape(tensor.shape))
 
 
 def save_tensors(

@@ -16,7 +16,8 @@ from openvino import opset13 as ops
 from calibration.sets.input import NUM_TRIED, trial_images, with_sigmoid, with_softmax
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
-from models.openvino_network import CompiledNetwork, RuntimeOptions, last_line
+from models.manifest import MemberRecord
+from models.openvino_network import SOUGHT, CompiledNetwork, RuntimeOptions, last_line
 from models.record import Task
 
 # Operators that leave each class's value as it is.
@@ -331,3 +332,13 @@ def set_task(of_files: Mapping[str, Task]) -> Task:
 
 def _range(rows: Probabilities) -> str:
     return f"{float(rows.min()):.3g} to {float(rows.max()):.3g}"
+
+
+def embedding_of(member: MemberRecord) -> str:
+    """Say whether a member's answers can have its pooled features."""
+    network = next(iter(member.networks.values()))
+    if network.features is not None:
+        return f"an embedding of {network.features} numbers (embedding={member.name})"
+    if network.runtime == "onnxruntime":
+        return "no embedding: it runs on ONNX Runtime, and is looked for in OpenVINO's graphs alone"
+    return f"no embedding: its graph does not end in {SOUGHT}"

@@ -41,7 +41,7 @@ from models.golden import GOLDEN_NAME, Golden, GoldenAnswer
 from models.manifest import MANIFEST_NAME, Made, Manifest, Network, read_manifest
 from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet, replaced_folder
 from models.network import RuntimeOptions, load
-from models.openvino_network import last_line, read_network
+from models.openvino_network import last_line, num_features, read_network
 from models.record import FileRecord, Precision, sha256_of
 from models.stores import (
     MAX_EARLIER,
@@ -78,7 +78,9 @@ class Staging:
             xml = xml.replace(xml.with_name(f"{stem}.xml"))
             weights = weights.replace(weights.with_name(f"{stem}.bin"))
         return Network(
-            xml=FileRecord.of(self.work, xml.name), bin=FileRecord.of(self.work, weights.name)
+            xml=FileRecord.of(self.work, xml.name),
+            bin=FileRecord.of(self.work, weights.name),
+            features=num_features(model),
         )
 
     def file(self, content: bytes, stem: str) -> Network:

@@ -6,14 +6,17 @@ The same port serves again each time: what is left would hold it.
 import json
 import os
 import signal
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import httpx
 import psutil
 import pytest
 
-from tests.support.services.live_service import Service
+from tests.support.services.live_service import Service, label_at
 from tests.support.services.processes import (
     EVENTUALLY_S,
     descendants,
@@ -29,7 +32,8 @@ from tests.support.services.processes import (
 
 pytestmark = pytest.mark.slow
 
-ENDED_WITHIN_S = 60  # 1.5 s where nothing else runs
+ENDED_WITHIN_S = 60  # 1.5 s where nothing else runs; Ray itself notices after 61 to 85 s
+NUM_CLIENTS, NUM_BEFORE = 3, 5
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,33 @@ def port(free_port) -> int:
 
 def named(service: Service, name: str) -> psutil.Process:
     return next(p for p in descendants(service.process.pid) if name in title(p))
+
+
+@contextmanager
+def under_way(service: Service, photo: bytes, label: str) -> Iterator[None]:
+    """Let clients ask during the block, after five answers each; what is accepted is answered."""
+    asked: list[tuple[float, str]] = []  # when, and the answer or the error
+
+    def ask() -> None:
+        answer = label
+        while answer == label:
+            sent = time.monotonic()
+            try:
+                answer = label_at(service.url, photo)
+            except httpx.HTTPError as error:
+                answer = type(error).__name__
+            asked.append((sent, answer))
+
+    clients = [threading.Thread(target=ask) for _ in range(NUM_CLIENTS)]
+    for client in clients:
+        client.start()
+    wait_until(lambda: len(asked) >= NUM_CLIENTS * NUM_BEFORE, EVENTUALLY_S, "clients are answered")
+    struck = time.monotonic()
+    yield
+    for client in clients:
+        client.join()
+    before = {answer for sent, answer in asked if sent < struck}
+    assert before - {"ConnectError"} == {label}  # some open their connection after it
 
 
 NEEDED = {
@@ -58,7 +89,8 @@ def test_without_a_process_that_nobody_replaces_it_ends_and_the_next_one_starts(
     family, folder = descendants(service.process.pid), run_folder(service.process.pid)
     ports = listening(family) | {port}
     process = NEEDED[name](service)
-    process.kill()
+    with under_way(service, photo, photo_label):
+        process.kill()
     assert service.process.wait(ENDED_WITHIN_S) == 1, service.log.read_text()
     last = json.loads(service.log.read_text().splitlines()[-1])
     how = "ended" if "Dashboard" in name else "was ended by SIGKILL"

@@ -144,8 +144,8 @@ def test_tandem_serve_joins_a_cluster_and_leaves_it_as_it_was(
     with killed_after(service):
         assert service.label(photo) == photo_label
         service.send(signal.SIGINT)
-        # Serve's own 30 s for a load balancer, that Gateways go on, is more than this.
-        assert service.process.wait(20) == 0, log.read_text()
+        # 4 to 5 s on a busy machine; Serve's own 30 s for a load balancer is more than this.
+        assert service.process.wait(10) == 0, log.read_text()
     assert "failed to shut down" not in log.read_text()
     assert not service.is_ready()
     assert cluster.replicas() == set()

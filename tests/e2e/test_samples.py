@@ -101,3 +101,14 @@ def test_metrics(sampled, answers, samples):
     wait_until(lambda: counted(written, 'result="written"') == NUM_PHOTOS, EVENTUALLY_S, written)
     for tag in ('right="yes"', 'right="no"'):  # of two Gateways, which report each at its time
         wait_until(partial(is_counted_once, tag), EVENTUALLY_S, feedback)
+
+
+def test_what_is_kept_of_a_request_is_erased(sampled, answers, samples):
+    """Last: the others count the samples."""
+    request_id = next(iter(answers))
+    with httpx.Client(base_url=sampled.url, timeout=60) as client:
+        answer = client.delete(f"/v1/samples/{request_id}").raise_for_status().json()
+    assert (answer["erased"], answer["num_gateways"], answer["num_current"]) == (1, 2, 2)
+    left = {json.loads(path.read_text())["request_id"] for path in kept(samples)}
+    assert left == answers.keys() - {request_id}
+    assert len(list(samples.iterdir())) == 2 * len(left)

@@ -25,6 +25,14 @@ _running = ExitStack()
 NUM_CONVOLUTIONS = 24  # makes one image take some 10 ms: others arrive meanwhile
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that need no Ray: beside these tests/e2e starts its service."""
+    own = [item for item in items if Path(__file__).parent in item.path.parents]
+    others = [item for item in items if item not in own]
+    with_ray = {item.path for item in own if "cluster" in getattr(item, "fixturenames", ())}
+    items[:] = sorted(own, key=lambda item: item.path in with_ray) + others
+
+
 @pytest.fixture(scope="session")
 def cluster(spans):
     """Start a Ray of our own: ``address="local"`` never joins one that is already there."""

@@ -1,6 +1,7 @@
 """Bytes over HTTP, through every stage, to the answer that the networks' construction foretells."""
 
 import math
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -8,6 +9,8 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
+from app.errors import TIMEOUT_COPY
+from app.graph.request import TIMEOUT_HEADER
 from tests.support.services.deployed import MAX_BATCH_SIZE, MEMBERS
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.tiny_networks import COLORS, LABELS, expected_label, picture
@@ -64,6 +67,23 @@ def test_requests_that_come_together_form_batches_and_get_their_own_answers(serv
     sizes = [s["batch_size"] for a in answers for s in stages_of(a) if s["stage"] == "infer"]
     assert max(sizes) > 1
     assert max(sizes) <= MAX_BATCH_SIZE
+
+
+@pytest.mark.parametrize("arrive", ["together", "after a pause"])
+def test_trailers_and_internal_headers_pass_serves_own_proxy_in_vain(served, client, arrive):
+    """Nobody prepared the proxy, as with ``serve run``."""
+    photo, where = picture("red"), ("127.0.0.1", client.base_url.port)
+    head = f"POST {CLASSIFY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{TIMEOUT_COPY}: 0.001\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n"
+    end = f"0\r\nX-Request-ID: of-a-trailer\r\n{TIMEOUT_HEADER}: no-number\r\n\r\n"
+    with socket.create_connection(where, 60) as connection:
+        connection.sendall(head.encode() + b"%x\r\n%b\r\n" % (len(photo), photo))
+        if arrive == "after a pause":
+            time.sleep(0.1)
+        connection.sendall(end.encode())
+        told = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert told.startswith(b"HTTP/1.1 200 ")
+    assert b"of-a-trailer" not in told
 
 
 def test_what_is_served(client):

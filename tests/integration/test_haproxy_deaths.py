@@ -4,6 +4,7 @@ Clients keep their connections. tests/e2e/test_kept_connections.py does it to a 
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -20,6 +21,7 @@ from tests.support.services.processes import EVENTUALLY_S
 NUM_CLIENTS = 6
 PATH = "/v1/classify"
 LATE_S = 3.0  # later than HAProxy would allow if it took such a limit for 0 s, or for 1
+LEFT_WITHIN_S = 9.0  # 5 s where nothing else runs
 FITS = OWN_BUFFER_BYTES - HEADER_BYTES  # a body that HAProxy can keep
 HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 SERVES_REFUSAL = b"HTTP/1.1 429 No\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\nbusy"
@@ -97,6 +99,7 @@ def haproxy(places: Places, folder, free_port, monkeypatch, **options) -> Iterat
         bufsize=OWN_BUFFER_BYTES,
         timeout_connect_s=1,
         observe_error_limit=int(environment["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"]),
+        health_check_inter=environment["RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER"],
     )
     command = HaproxyCommand(folder / "haproxy", ports)
     command.write(RuleOptions(max_requests=99, **options))
@@ -163,6 +166,22 @@ async def test_a_request_to_a_gateway_that_hangs_is_answered_in_time(
         async with gateway.listening(places.gateway):
             answers = await asked(places, gateway, "hangs", bytes(11 * KIB), **headers)
     assert codes(answers) == {(504, "1", "deadline")}
+
+
+async def test_a_gateway_that_hangs_is_left_before_serve_replaces_it(
+    places, tmp_path, free_port, monkeypatch
+):
+    """Two checks of 2 s each. Serve takes 14 s, and HAProxy's own five seconds made it 15."""
+    gateway, serve, told = Gateway("gateway"), Gateway("serve"), ""
+    client = httpx.AsyncClient(trust_env=False, timeout=EVENTUALLY_S)
+    with haproxy(places, tmp_path, free_port, monkeypatch, answer_timeout_ms=200):
+        async with gateway.listening(places.gateway), serve.listening(places.serve), client:
+            await asked(places, gateway, "hangs", bytes(11 * KIB))
+            ends = time.monotonic() + LEFT_WITHIN_S
+            while told != "serve":
+                assert time.monotonic() < ends
+                url = f"http://127.0.0.1:{places.front}{PATH}"
+                told = (await client.post(url, content=b"x")).text
 
 
 async def test_a_gateway_that_is_full_says_so_itself(places, tmp_path, free_port, monkeypatch):

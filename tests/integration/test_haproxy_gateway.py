@@ -34,6 +34,7 @@ NUM_SLOW_OF_A_KIND, NUM_GOOD = 2, 30
 
 IMAGE = b"image"  # for the fake service
 KEY = "a-key-of-these-tests-0123456789"
+PROBE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + bytes(15_500)
 
 
@@ -188,7 +189,13 @@ async def test_who_has_no_key_takes_no_place_and_does_not_reach_the_gateway(crow
     assert told[401] <= 350 * (time.monotonic() - started + 1)
 
 
-@cases("path", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+@cases(
+    "path",
+    "/healthz",
+    "/readyz",
+    # make test: the others, of which these are the second names
+    *(pytest.param(f"/v2/health/{what}", marks=pytest.mark.slow) for what in ("live", "ready")),
+)
 async def test_a_flood_of_probes_asks_the_gateway_now_and_then(crowded, path):
     told, over, started = Counter[int](), asyncio.Event(), time.monotonic()
     async with crowded.client() as client:
@@ -207,6 +214,7 @@ async def test_a_flood_of_probes_asks_the_gateway_now_and_then(crowded, path):
     assert num_asked(crowded.folder) - before <= 2 + (time.monotonic() - started) / 0.25
 
 
+@pytest.mark.slow  # make test: the flood of probes, above
 async def test_a_flood_that_begins_all_at_once_is_told_no_failure(crowded):
     await asyncio.sleep(1.1)  # what the Gateway said holds no longer
     told, over = Counter[int](), asyncio.Event()
@@ -266,8 +274,13 @@ async def test_what_needs_no_key_has_a_limit(crowded, path, status, number):
         assert (await client.get("/docs/assets/nothing")).status_code == 404
 
 
-@cases("address", "127.0.0.1", "127.0.0.2")
-@cases("sent", b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", ids=["silent", "kept alive"])
+# make test: silent ones of another address
+@cases("address", pytest.param("127.0.0.1", marks=pytest.mark.slow), "127.0.0.2")
+@cases(
+    "sent",
+    pytest.param(b"", id="silent"),
+    pytest.param(PROBE, marks=pytest.mark.slow, id="kept alive"),
+)
 async def test_idle_connections_leave_room_for_others(
     monkeypatch, free_port, tmp_path, address, sent
 ):

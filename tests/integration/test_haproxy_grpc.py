@@ -1,7 +1,8 @@
 """The real HAProxy, started as Serve starts it, before a gRPC server that remembers metadata."""
 
+import asyncio
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from app.launch.haproxy import HaproxyCommand
 from tests.support.cases import cases
 from tests.support.haproxy_configs import APPLICATION, write_serves_config
 from tests.support.haproxy_process import Gated, running, serving
+from tests.support.slow_clients import HeadersAlone
 
 KEY = "a-key-of-these-tests-0123456789"
 
@@ -140,7 +142,8 @@ def test_without_an_accepted_key_no_call_reaches_the_gateway(
         with pytest.raises(grpc.RpcError) as refused:
             ask(ClassifyRequest(), metadata=[("authorization", words) for words in sent])
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert ("none of this service's keys" in refused.value.details()) == bool(sent)
+        says = ("requires an API key", "none of this service's keys", "send one header")[len(sent)]
+        assert says in refused.value.details()
         assert not servicer.metadata
         metadata = [("authorization", f"bearer {KEY}")]
         assert ask(ClassifyRequest(), metadata=metadata).request_id == "seen"
@@ -148,6 +151,39 @@ def test_without_an_accepted_key_no_call_reaches_the_gateway(
             with pytest.raises(grpc.RpcError) as told:  # by the server, which has them not
                 channel.unary_unary(f"/{open_to_all}")(b"")
             assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.slow  # 3 s; the rules' other rooms are in make test
+async def test_silent_connections_of_this_machine_give_way_to_a_call_with_a_key(
+    tmp_path, free_port, replica, monkeypatch
+):
+    """Also beside those that begin anew as soon as they are cut."""
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_MAXCONN", "128")  # 24 of gRPC
+
+    async def silent(front):
+        while True:
+            with suppress(OSError):
+                mine = await HeadersAlone.connected(front)
+                try:
+                    while not mine.is_closed:
+                        await asyncio.sleep(0.05)
+                finally:
+                    mine.close()
+
+    with haproxy(tmp_path, free_port, {"grpc": replica}, front := free_port(), Keys([KEY])):
+        crowd = [asyncio.create_task(silent(front)) for _ in range(30)]
+        await asyncio.sleep(0.5)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{front}") as channel:
+            metadata = (("authorization", f"bearer {KEY}"),)
+            ask = EnsembleStub(channel).Classify
+            answer = await ask(
+                ClassifyRequest(), metadata=metadata, timeout=20, wait_for_ready=True
+            )
+        assert answer.request_id == "seen"
+        assert not any(each.done() for each in crowd)
+        for each in crowd:
+            each.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
 
 
 @pytest.mark.parametrize("where", ["known", "unknown", "silent"])

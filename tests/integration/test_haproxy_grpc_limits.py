@@ -7,7 +7,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from app.errors import PREFIX_METADATA
+from app.errors import GATEWAYS_HEADER, PREFIX_METADATA
 from app.grpc.call import METHOD, OPEN_INFERENCE, SERVICE, announced_bytes
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
@@ -44,7 +44,11 @@ def gateway() -> Gated:
     return Gated()
 
 
-@pytest.fixture(params=["grpc-tandem", "default_grpc_backend"], ids=["one", "several"])
+# make test: with one application
+SEVERAL = pytest.param("default_grpc_backend", marks=pytest.mark.slow, id="several")
+
+
+@pytest.fixture(params=[pytest.param("grpc-tandem", id="one"), SEVERAL])
 def port(gateway, request, free_port, tmp_path, monkeypatch):
     """HAProxy's; the Gateway behind it takes twelve calls, and a message begins within a second."""
     echo = grpc.stream_stream_rpc_method_handler(lambda messages, _: messages)
@@ -75,6 +79,21 @@ def test_the_length_of_a_message_is_told_whatever_the_client_says(port, gateway)
     told = [announced_bytes(metadata) for metadata in gateway.metadata]
     lengths = [ClassifyRequest(images=[bytes(size)]).ByteSize() for size in sizes]
     assert told == [*lengths, None]  # a compressed one may come to anything
+
+
+def test_each_of_several_gateways_is_told_how_many_answer(gateway, free_port, tmp_path):
+    front, more = free_port(), "    server two 127.0.0.1:{back} proto h2\n"
+    with serving(gateway) as back:
+        sections = HTTP.format(front=free_port(), back=back) + GRPC + more
+        sections = sections.replace("DEFAULT", "grpc-tandem")
+        with (
+            haproxy_before(front, back, tmp_path, OPTIONS, sections),
+            grpc.insecure_channel(f"127.0.0.1:{front}") as channel,
+        ):
+            grpc.channel_ready_future(channel).result(20)
+            own = [*TO_TANDEM, (GATEWAYS_HEADER, "999")]
+            EnsembleStub(channel).Classify(ClassifyRequest(), metadata=own, timeout=20)
+    assert gateway.metadata[0][GATEWAYS_HEADER] == "2"
 
 
 async def test_what_is_too_much_is_refused_before_its_message_is_there(port, gateway):
@@ -224,6 +243,21 @@ async def test_an_address_has_a_quarter_of_the_connections(connections):
     (other,) = await connections()
     other.send(*other.begin(CLASSIFY, **OURS))
     await _until(lambda: other.answered, "another address is answered")
+
+
+async def test_the_last_quarter_is_for_addresses_with_few(connections, gateway):
+    async def opened(source):
+        with suppress(ConnectionError):
+            (new,) = await connections(1, source)
+            new.send(*new.begin(CLASSIFY, **OURS))
+            await _until(lambda: new.answered or new.is_closed, "it has an end")
+            return bool(new.answered)
+        return False
+
+    for last in range(2, 6):
+        had = [await opened(f"127.0.0.{last}") for _ in range(NUM_CONNECTIONS)]
+        assert all(had) is (last < 5), last
+    assert await opened("127.0.0.6")
 
 
 async def test_calls_that_need_no_key_have_a_rate(connections, gateway):

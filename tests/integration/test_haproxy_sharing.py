@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from app import errors
-from app.errors import ADDRESS_HEADER, CLOSE_HEADER, INTERNAL_HEADERS
+from app.errors import ADDRESS_HEADER, CLOSE_HEADER, GATEWAYS_HEADER, INTERNAL_HEADERS
 from tests.support.cases import cases
-from tests.support.haproxy_process import MAX_REQUESTS, OPTIONS, haproxy_before
+from tests.support.haproxy_process import HTTP, MAX_REQUESTS, OPTIONS, haproxy_before
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 from tests.support.slow_clients import linger
 
@@ -218,6 +218,16 @@ async def test_a_clients_own_header_goes_to_another_application_alone(server, cl
     if (name := header.partition(":")[0]) != ADDRESS_HEADER:  # which is HAProxy's own
         assert f"{name}:" not in server.heads[CLASSIFY]
     assert header in server.heads["/other/infer"]
+
+
+async def test_each_of_several_gateways_is_told_how_many_answer(server, free_port, tmp_path):
+    clients = Clients(free_port())
+    sections = HTTP + "    server two 127.0.0.1:{back}\n    server away 127.0.0.1:{back} disabled\n"
+    with haproxy_before(clients.port, server.port, tmp_path, sections=sections):
+        await _until_it_answers(clients)
+        await clients.ask(CLASSIFY, f"{GATEWAYS_HEADER}: 999")
+        clients.close()
+    assert f"{GATEWAYS_HEADER}: 2\r\n" in server.heads[CLASSIFY]
 
 
 def test_every_internal_header_is_in_the_list():

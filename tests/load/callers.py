@@ -9,12 +9,18 @@ A service with three keys: ``flood`` asks for FLOOD times what the service carri
   ``tight`` that misses its time, refusals included;
 - one key: 64 clients in a closed loop allow 5 s, and as many as ``tight`` sends allow 200 ms.
 
-``--also-tandem`` measures another checkout in the same rounds, which must take files of keys.
-Prints JSON.
+Of ``idle`` the p50 and p99 of each stage are kept, by the answers' own timings: of members the
+slower one's, and ``elsewhere`` what is in no answer (HAProxy, the network, waits of the generator).
+
+``--apart`` gives the load the last core and the services the others. ``--also-tandem`` measures
+another checkout in the same rounds, which must take files of keys. Prints JSON.
 """
 
+import json
+import os
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,7 +35,7 @@ from machine import describe, write_result
 from running import Running
 
 from app.bench.load import Load, Target, photos_in, run_load
-from app.bench.measurement import Run, summarise
+from app.bench.measurement import Run, TimedRequest, summarise
 
 CLIENTS, CROWD = 16, 64
 TIGHT_S, PATIENT_S = 0.2, 5.0
@@ -71,6 +77,7 @@ def main(
     idle: Annotated[float, typer.Option(help="its rate, as a share of what is carried")] = 0.2,
     tight: Annotated[float, typer.Option(help="its rate, as a share of what is carried")] = 0.1,
     flood: Annotated[float, typer.Option(help="its rate, in times what is carried")] = 3.0,
+    apart: Annotated[bool, typer.Option("--apart", help="the load on a core of its own")] = False,
     model_set: Annotated[str, typer.Option("--set", help="name or folder")] = "imagenette",
     also_tandem: Annotated[
         list[str], typer.Option(help="BIN:FOLDER, the tandem of another checkout")
@@ -85,7 +92,12 @@ def main(
             replace(one, command=[*one.command, "--api-keys-file", str(keys.file)])
             for one in tandems("tandem", model_set, None, [Other.parse(one) for one in also_tandem])
         ]
+        cores = sorted(os.sched_getaffinity(0))
+        if apart:
+            os.sched_setaffinity(0, cores[:-1])
         with all_running(contestants) as services:
+            if apart:
+                os.sched_setaffinity(0, cores[-1:])
             turns = Turns(bodies, keys, seconds)
             for service in services.values():
                 turns.play(service, [Asking("flood", clients=CLIENTS)])
@@ -150,7 +162,7 @@ class Turns:
     def _target(self, service: Running, asking: Asking) -> Target:
         key = self._keys.keys[asking.name]
         headers = {"authorization": f"Bearer {key}", TIMEOUT: str(asking.timeout_s)}
-        return Target(service.url, self._bodies, headers=headers)
+        return Target(service.url, self._bodies, headers=headers, keeps_answers=True)
 
 
 def _figures(run: Run, asking: Asking) -> dict[str, Any]:
@@ -169,6 +181,29 @@ def _figures(run: Run, asking: Asking) -> dict[str, Any]:
         "missed": round(1 - told.num_good / num, 4),
         "refused": round(told.errors.get("http_429", 0) / num, 4),
         "errors": told.errors,
+        **({"stages_ms": _stages_ms(samples)} if asking.name == "idle" else {}),
+    }
+
+
+def _stages_ms(samples: Sequence[TimedRequest]) -> dict[str, list[float]]:
+    """Return the p50 and p99 of each stage, of a request's equal ones the longest."""
+    took = defaultdict[str, list[float]](list)
+    for sample in samples:
+        if sample.answer is not None:
+            timings, longest = json.loads(sample.answer[1])["timings_ms"], dict[str, float]()
+            for stage in timings["stages"]:
+                name = stage["stage"]
+                longest[name] = max(longest.get(name, 0.0), stage["duration_ms"])
+            total = timings["total"]
+            for name, ms in {
+                **longest,
+                "total": total,
+                "elsewhere": sample.latency_ms - total,
+            }.items():
+                took[name].append(ms)
+    return {
+        name: [round(sorted(of)[int(share * len(of))], 1) for share in (0.5, 0.99)]
+        for name, of in took.items()
     }
 
 

@@ -1,9 +1,12 @@
 """Sets learned from 5, 10, 20 and 50 photographs a class: accuracy, seconds, foreign photographs.
 
     python tests/load/learning.py TRAIN EVAL --foreign FOLDER --from imagenet --json FILE
+    python tests/load/learning.py TRAIN EVAL --problem alike --problem many --json FILE
 
-TRAIN and EVAL have a folder for each class; a second problem, of eight drawn classes, is made. Each
-set is judged on all of EVAL, beside scikit-learn's logistic regression on the same features.
+TRAIN and EVAL have a folder for each class. Two more problems are drawn: eight classes that are
+foreign to the networks, and eleven that are alike. Each set is judged on all of EVAL, beside
+scikit-learn's logistic regression on the same features. ``many`` learns 2,000 drawn classes. With
+--problem the rows of others stay in FILE.
 """
 
 import json
@@ -17,7 +20,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from drawn_photographs import write_drawn
+from drawn_photographs import write_drawn, write_many
 from machine import describe, write_result
 from running import TANDEM
 from sklearn.linear_model import LogisticRegression
@@ -35,6 +38,7 @@ from models.model_set import ModelSet, load_model_set
 
 SIZES = (5, 10, 20, 50)
 NUM_DRAWN = 60  # of each class, that judge
+MANY, EACH = 2000, 2  # drawn classes, and photographs of each
 
 
 def main(
@@ -47,21 +51,31 @@ def main(
         Path | None, typer.Option(help="of features, kept; seconds are then without computing them")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    problem: Annotated[
+        list[str] | None, typer.Option(help="photographs, drawn, alike, many")
+    ] = None,
 ) -> None:
-    """Learn sets of both problems, and write what they are worth."""
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
-        write_drawn(work / "drawn-train", max(SIZES), 1)
-        write_drawn(work / "drawn-eval", NUM_DRAWN, 2)
-        problems = {
-            "photographs": (train, evaluated),
-            "drawn": (work / "drawn-train", work / "drawn-eval"),
-        }
-        result: dict[str, Any] = {"machine": _without_paths(describe()), "problems": {}}
-        for problem, (learned, judged) in problems.items():
-            rows = result["problems"][problem] = []
+    """Learn sets of the problems, and write what they are worth."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        problems = {"photographs": (train, evaluated)}
+        for kind in ("drawn", "alike"):
+            classes = "foreign" if kind == "drawn" else kind
+            judging = write_drawn(work / f"{kind}-eval", NUM_DRAWN, 2, classes)
+            problems[kind] = write_drawn(work / f"{kind}-train", max(SIZES), 1, classes), judging
+        result: dict[str, Any] = {"problems": {}}
+        if problem and json_file is not None and json_file.exists():
+            result = json.loads(json_file.read_text("utf-8"))
+        result["machine"] = _without_paths(describe())
+        asked = problem or [*problems, "many"]
+        if "many" in asked:
+            result["many"] = _many(work, origin, cache)
+        for name, (learned, judged) in problems.items():
+            if name not in asked:
+                continue
+            rows = result["problems"][name] = []
             for size in SIZES:
-                place = work / f"{problem}-{size}"
+                place = work / f"{name}-{size}"
                 rows.append(_row(place, learned, judged, size, origin, cache, foreign))
                 if json_file is not None:  # the rest takes minutes
                     write_result(result, json_file)
@@ -69,6 +83,33 @@ def main(
             place = work / "photographs-none"
             result["with_none"] = _row(place, train, evaluated, 20, origin, cache, foreign, others)
     write_result(result, json_file)
+
+
+def _many(work: Path, origin: str, cache: Path | None) -> dict[str, Any]:
+    """Learn many classes of few photographs; seconds are those with features that are kept."""
+    images = write_many(work / "many", MANY, EACH)
+    result: dict[str, Any] = {"num_classes": MANY, "photographs_a_class": EACH}
+    for seconds in ("seconds_with_features", "seconds"):
+        told, result[seconds], result["peak_mib"] = _learned(work / seconds, images, origin, cache)
+    top1 = {p: of[ENSEMBLE]["top1"] for p, of in told["accuracy"]["scores"].items()}
+    return result | {"held_out": top1, "num_photographs": told["num_photographs"]}
+
+
+def _learned(
+    work: Path, images: Path, origin: str, cache: Path | None, *options: object
+) -> tuple[dict[str, Any], float, int]:
+    """Learn a set by the command; return its facts, seconds, and the most memory, in MiB."""
+    command = [TANDEM, "learn", "own", "--images", images, "--from", origin, *options]
+    command += ["--into", work / "sets", "--json", work / "out.json"]
+    work.mkdir(exist_ok=True)
+    place = (cache or work.parent / "cache").absolute()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(place)}
+    started = time.perf_counter()
+    child = subprocess.Popen(list(map(str, command)), env=environment)
+    _, status, used = os.wait4(child.pid, 0)
+    assert status == 0
+    seconds = round(time.perf_counter() - started, 1)
+    return json.loads((work / "out.json").read_text("utf-8")), seconds, used.ru_maxrss // 1024
 
 
 def _without_paths(facts: dict[str, Any]) -> dict[str, Any]:
@@ -91,15 +132,10 @@ def _row(
         (place := work / "some" / folder.name).mkdir(parents=True)
         for file in files[:size]:
             (place / file.name).symlink_to(file.resolve())
-    command = [TANDEM, "learn", "own", "--images", work / "some", "--from", origin]
-    command += ["--into", work / "sets", "--json", work / "out.json"]
-    command += [] if others is None else ["--others", others]
-    started, before = time.perf_counter(), os.times()
-    cache = cache or work / "cache"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.absolute())}
-    subprocess.run(list(map(str, command)), check=True, env=environment)
-    seconds, after = time.perf_counter() - started, os.times()
-    told = json.loads((work / "out.json").read_text("utf-8"))
+    cache, before = cache or work / "cache", os.times()
+    options = () if others is None else ("--others", others)
+    told, seconds, _ = _learned(work, work / "some", origin, cache, *options)
+    after = os.times()
     model_set = load_model_set(str(work / "sets" / "own"))
     rows, logistic, truth = _answers(model_set, judged, FeatureCache(cache / "tandem/features"))
     tallies = {name: Tally(len(model_set.labels)) for name in rows}
@@ -122,7 +158,7 @@ def _row(
         },
         "sure": told["sure"],
         "num_near_duplicates": told["num_near_duplicates"],
-        "seconds": round(seconds, 1),
+        "seconds": seconds,
         "cpu_seconds": round(sum(after[2:4]) - sum(before[2:4]), 1),
         "foreign": None if foreign is None else _foreign(model_set, foreign),
     }

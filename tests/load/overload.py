@@ -9,21 +9,30 @@ open loop):
   how much more comes than is answered shows only when the places are taken;
 - the share of requests that is answered, the share of answers by the fast plan and, if PHOTOS has a
   folder for each class, the share of answers whose first class is right;
-- the CPU time of a refusal: what was used beside the answers, which cost what they cost otherwise.
+- the CPU time of a refusal: what was used beside the answers, which cost what they cost otherwise;
+- how much of the answers' time was in the service, by their own timings, and in its queues;
+- ``recovered_s``: a single photo is sent every ``PROBE_EVERY_S`` from the overload's end on. How
+  long after the end was the first sent from which on each got 200 within the p99 at 80 %?
+- ``memory_mib``, of all the service's processes: before the overload, at its end, and later. It is
+  private memory (USS): what other processes share is not counted again.
 
+With ``--apart`` the service has the first half of the cores and the load generator the other.
 With several ``--when-full`` services run side by side and take turns. Prints JSON.
 """
 
 import json
+import os
 import random
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import httpx
 import psutil
 import typer
 from machine import describe, write_result
@@ -41,6 +50,7 @@ DEADLINE_MS = 10_000.0  # request_timeout_s: the service answers within, or not 
 REFUSED = "http_429"
 USUAL = 0.8  # of the most
 SETTLED_S = 3.0
+PROBE_EVERY_S, NUM_PROBES = 0.02, 100
 CALM_S = 4.0  # after an overload, until the service answers by the plan full again
 GOODPUT = ("goodput_share", "of_what_the_generator_left")
 OTHERS = (
@@ -48,10 +58,14 @@ OTHERS = (
     "whole_p99_times_usual",
     "p50_ms",
     "p99_ms",
+    "in_service_p50_ms",
+    "queued_p50_ms",
     "cpu_ms_a_refusal",
     "answered_share",
     "fast_share",
     "top1",
+    "recovered_s",
+    "grew_mib",
 )
 
 
@@ -70,6 +84,7 @@ def main(
     times: Annotated[str, typer.Option(help="the rate of full")] = "3,10",
     when_full: Annotated[str, typer.Option(help="the setting: refuse, fast, or both")] = "refuse",
     model_set: Annotated[str, typer.Option("--set", help="name or folder")] = "imagenette",
+    apart: Annotated[bool, typer.Option(help="service and load on cores of their own")] = False,
     config: Annotated[Path | None, typer.Option(help="other than serve_config.yaml")] = None,
     out: Annotated[Path | None, typer.Option(help="write the JSON there")] = None,
 ) -> None:
@@ -78,6 +93,11 @@ def main(
     factors = [float(factor) for factor in times.split(",")]
     command = [TANDEM, "serve", "--model-set", model_set]
     command += ["--config", str(config.absolute())] if config else []
+    if apart:
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        command = ["taskset", "-c", ",".join(map(str, cores[:half])), *command]
+        os.sched_setaffinity(0, cores[half:])
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         services = {
@@ -88,13 +108,14 @@ def main(
             turn(service, sent, 5.0, clients=CLIENTS)
         for number in range(rounds):
             for policy in policies[number % len(policies) :] + policies[: number % len(policies)]:
-                measured = one_round(services[policy], sent, seconds, factors)
+                measured = one_round(services[policy], sent, seconds, factors, apart=apart)
                 rows += [{"when_full": policy, **row} for row in measured]
                 typer.echo(f"round {number + 1} of {rounds}, {policy}: {measured}", err=True)
     result = {
         "machine": describe(),
         "deadline_ms": DEADLINE_MS,
         "settled_s": SETTLED_S,
+        "apart": apart,
         "median_goodput_share": {
             label(factor, policy): medians(rows, factor, policy, GOODPUT)
             for policy in policies
@@ -126,28 +147,79 @@ def read_photos(folder: Path, model_set: str) -> Photos:
 
 
 def one_round(
-    service: Running, photos: Photos, seconds: float, factors: Sequence[float]
+    service: Running, photos: Photos, seconds: float, factors: Sequence[float], *, apart: bool
 ) -> list[dict[str, Any]]:
     """Return the rows of a service: what it carries usually, then more."""
     before = turn(service, photos, seconds / 2, clients=CLIENTS)
     usual = turn(service, photos, seconds, rate=USUAL * before["throughput"])
     rows = [{"times_capacity": USUAL, **usual}]
     for factor in factors:
-        over = turn(service, photos, seconds, rate=factor * before["throughput"])
-        time.sleep(CALM_S)
+        over = overload(service, photos, seconds, factor * before["throughput"], usual["p99_ms"])
         after = turn(service, photos, seconds / 2, clients=CLIENTS)
-        compared = shares(over, before, after) | beside_usual(over, usual)
+        compared = shares(over, before, after, apart=apart) | beside_usual(over, usual)
         rows.append({"times_capacity": factor, **compared, **over})
         before = after
     return rows
 
 
-def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def overload(
+    service: Running, photos: Photos, seconds: float, rate: float, well_ms: float
+) -> dict[str, Any]:
+    """Return the figures of an overload, with the recovery and the memory after it."""
+    memory = [memory_mib(service)]
+    with ThreadPoolExecutor(NUM_PROBES) as pool, httpx.Client(timeout=30.0) as client:
+        client.get(f"{service.url}/healthz")
+        probes: list[Future[tuple[int, float]]] = []
+
+        def ask() -> tuple[int, float]:
+            sent = time.perf_counter()
+            answer = client.post(f"{service.url}/v1/classify", content=photos.bodies[0])
+            return answer.status_code, (time.perf_counter() - sent) * 1e3
+
+        def probe(ends_at: float) -> None:
+            for number in range(NUM_PROBES):
+                time.sleep(max(0.0, ends_at + number * PROBE_EVERY_S - time.perf_counter()))
+                probes.append(pool.submit(ask))
+
+        begun: list[Future[None]] = []
+
+        def report(_: object) -> None:
+            if not begun:
+                begun.append(pool.submit(probe, time.perf_counter() + seconds))
+
+        over = turn(service, photos, seconds, rate=rate, report=report)
+        memory.append(memory_mib(service))
+        begun[0].result()
+        asked = [future.result() for future in probes]
+    time.sleep(CALM_S)
+    memory.append(memory_mib(service))
+    ill = [n for n, (status, took_ms) in enumerate(asked) if status != 200 or took_ms > well_ms]
+    return {
+        **over,
+        "recovered_s": round((max(ill) + 1) * PROBE_EVERY_S, 2) if ill else 0.0,
+        "memory_mib": dict(zip(("before", "at_the_end", "later"), memory, strict=True)),
+        "grew_mib": memory[-1] - memory[0],
+    }
+
+
+def memory_mib(service: Running) -> int:
+    """Return the private memory of all processes of a service."""
+    first, total = psutil.Process(service.process.pid), 0
+    for process in (first, *first.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().uss
+    return round(total / 2**20)
+
+
+def shares(
+    over: dict[str, Any], before: dict[str, Any], after: dict[str, Any], *, apart: bool
+) -> dict[str, Any]:
     """Compare a turn's goodput with what was carried before and after it."""
     cores = available_cpus()
     most = (before["throughput"] + after["throughput"]) / 2
     left = (2 * cores - before["client_cores"] - after["client_cores"]) / 2
     share = over["goodput"] / most
+    of_left = share if apart else share * left / (cores - over["client_cores"])
     an_image = (
         sum(before["cpu_ms_per_image"].values()) + sum(after["cpu_ms_per_image"].values())
     ) / 2
@@ -157,7 +229,7 @@ def shares(over: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     return {
         "carried_per_s": round(most, 2),
         "goodput_share": round(share, 4),
-        "of_what_the_generator_left": round(share * left / (cores - over["client_cores"]), 4),
+        "of_what_the_generator_left": round(of_left, 4),
         "cpu_ms_a_refusal": round(beside_ms / num_refused, 3) if num_refused else None,
     }
 
@@ -180,11 +252,11 @@ def medians(
     return {name: round(median(values), 4) for name, values in found.items() if values}
 
 
-def turn(service, photos, seconds, clients=0, rate=0.0):
+def turn(service, photos, seconds, clients=0, rate=0.0, report=lambda _: None):
     """Return the figures of one turn; ``p50_ms`` and ``p99_ms`` are of the settled part."""
     target = Target(service.url, photos.bodies, keeps_answers=True)
     load = Load(target, seconds, clients=clients, rate=rate)
-    run = run_load(load, psutil.Process(service.process.pid))
+    run = run_load(load, psutil.Process(service.process.pid), report)
     told, then = summarise(run, DEADLINE_MS), settled(run)
     return {
         "offered": round(told.offered, 1),
@@ -193,6 +265,7 @@ def turn(service, photos, seconds, clients=0, rate=0.0):
         "num_answered": told.num_ok,
         "answered_share": round(told.num_ok / max(1, told.num_requests), 4),
         **of_answers(run.samples, photos.classes),
+        **of_timings(run),
         "p50_ms": then.p50_ms,
         "p99_ms": then.p99_ms,
         "whole_p99_ms": told.p99_ms,
@@ -213,6 +286,24 @@ def of_answers(samples: Sequence[TimedRequest], classes: list[int] | None) -> di
         firsts = [(number % len(classes), body["predictions"][0]["index"]) for number, body in kept]
         told["top1"] = round(sum(classes[place] == index for place, index in firsts) / num, 4)
     return told
+
+
+def of_timings(run: Run) -> dict[str, float]:
+    """Return the median time of settled answers in the service, and in its members' queues."""
+    since = min(SETTLED_S, run.duration_s / 2)
+    told = [
+        json.loads(sample.answer[1])["timings_ms"]
+        for sample in run.samples
+        if sample.answer and sample.scheduled >= since
+    ]
+    if not told:
+        return {}
+    queued = [
+        max((s["duration_ms"] for s in each["stages"] if s["stage"] == "queue"), default=0.0)
+        for each in told
+    ]
+    whole = median(each["total"] for each in told)
+    return {"in_service_p50_ms": round(whole, 1), "queued_p50_ms": round(median(queued), 1)}
 
 
 def settled(run: Run) -> Summary:

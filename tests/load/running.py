@@ -31,11 +31,6 @@ class Running:
         return other
 
 
-def running_service(*arguments: str) -> contextlib.AbstractContextManager[Running]:
-    """Start ``tandem serve`` with further arguments; yield it when it is ready."""
-    return running([TANDEM, "serve", *arguments])
-
-
 @contextlib.contextmanager
 def running(command, environment=None, *, folder=ROOT, port=None):
     """Start a command in ``folder``; yield it when it is ready, stop it by SIGINT.

@@ -82,9 +82,30 @@ class AzureStore(Store):
             self.send(200, b"", content_length=size, x_ms_blob_type="BlockBlob", etag='"1"')
 
     def do_GET(self) -> None:
-        if (name := self._checked(is_read=True)) is not None:
+        split = urlsplit(self.path)
+        if (query := parse_qs(split.query)).get("comp") == ["list"]:
+            if split.path.rpartition("/")[2] == self.bucket:
+                self._list(query["prefix"][0])
+            else:
+                self.send(404, b"", x_ms_error_code="ContainerNotFound")
+        elif (name := self._checked(is_read=True)) is not None:
             part, asked = self.asked_part("x-ms-range", self.objects[name])
             self.send(206, part, content_range=asked, x_ms_blob_type="BlockBlob", etag='"1"')
+
+    def do_DELETE(self) -> None:
+        if (name := self._checked(is_read=True)) is not None:
+            del self.objects[name]
+            self.send(202, b"")
+
+    def _list(self, prefix: str) -> None:
+        kind = "<BlobType>BlockBlob</BlobType>"
+        blobs = "".join(
+            f"<Blob><Name>{name}</Name><Properties>{kind}</Properties></Blob>"
+            for name in sorted(self.objects)
+            if name.startswith(prefix)
+        )
+        text = f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>"
+        self.send(200, text.encode(), content_type="application/xml")
 
     def do_PUT(self) -> None:
         """Take a block, or the list of blocks that make a blob."""
@@ -127,8 +148,23 @@ def local_azure_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 class GoogleStore(Store):
     """One request of the JSON API of Google Cloud Storage."""
 
-    def do_GET(self) -> None:
+    def do_DELETE(self) -> None:
         match = OBJECT.fullmatch(urlsplit(self.path).path)
+        assert match is not None, self.path
+        if self.objects.pop(unquote(match["name"]), None) is None:
+            self._answer(404, {"error": {"code": 404, "message": "No such object"}})
+        else:
+            self.send(204, b"")
+
+    def do_GET(self) -> None:
+        split = urlsplit(self.path)
+        if split.path.endswith("/o"):
+            prefix = parse_qs(split.query)["prefix"][0]
+            named = [self._resource(n) for n in sorted(self.objects) if n.startswith(prefix)]
+            is_there = split.path == f"/storage/v1/b/{self.bucket}/o"
+            self._answer(200 if is_there else 404, {"items": named})
+            return
+        match = OBJECT.fullmatch(split.path)
         assert match is not None, self.path
         name = unquote(match["name"])
         if match["bucket"] != self.bucket or name not in self.objects:

@@ -104,7 +104,9 @@ def command_line_page() -> str:
     parts = [
         "# Command line\n\n"
         "Errors go to stderr, and the exit code is 2. An error is one line; wrong usage comes\n"
-        "with the usage. `tandem serve` logs JSON where it does not write to a terminal.\n"
+        "with the usage. `tandem serve` logs JSON where it does not write to a terminal.\n\n"
+        "`--json` prints JSON to stdout in place of text, in every command that has it. Where its\n"
+        "value is a path it also takes a file, `--json FILE`, and `-` is stdout.\n"
     ]
     for path, command in sorted(all_commands(), key=itemgetter(0)):
         if hasattr(command, "commands"):  # a group

@@ -12,8 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("app", "models", "calibration", "client/tandem_client")
 # Where the code stands. They go down, to 160 files, 42,500 lines and 60,000 of the tests. What
-# watches every process of a service raised them once, and what callers may do once more.
-MAX_FILES, MAX_LINES, MAX_TEST_LINES = 178, 54_400, 77_600
+# watches every process of a service raised them once, what callers may do once more, and teaching
+# and erasing once more.
+MAX_FILES, MAX_LINES, MAX_TEST_LINES = 178, 54_900, 78_300
 SHORTEST, LONGEST = 100, 500  # lines of a file
 SHORT = {  # shorter files, and why each is one of its own
     "app/cli/launcher.py": "becomes tandem/__init__.py in a wheel",
@@ -36,7 +37,6 @@ ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is
     "calibration.learning.held_out": "statistics of answers; learn.py puts the set together",
     "calibration.commands.fit": "what evaluate fits; with evaluate.py it has over 500 lines",
     "calibration.ladder.engines": "imports the engines' packages, each when a rung runs it",
-    "calibration.ladder.preparations": "what rungs share; with rungs.py it has over 700 lines",
     "calibration.sets.onnx_graph": "imports onnx, which only sets for ONNX Runtime need",
     "calibration.sets.pytorch_child": "runs in a process of its own, with torch",
 }

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from calibration.ladder import engines, preparations
-from calibration.ladder.preparations import random_module, random_pixels, torch_module
+from calibration.ladder import engines
+from calibration.ladder.engines import random_module, random_pixels, torch_module
 from calibration.ladder.rungs import LadderJob, RungNetwork, RungOptions, SkippedError
 from calibration.sets.convert import torchvision_models
 from models.errors import ModelSetError
@@ -30,7 +30,6 @@ def network_of(model_set, name, size, classes, source):
         num_classes=classes,
         model_set=model_set,
         torch_source=source,
-        is_random=source == "random",
     )
 
 
@@ -143,7 +142,7 @@ def test_a_vision_transformer_runs_quantised_and_as_onnx(made, tmp_path, monkeyp
         widths = {"hidden_dim": 16, "mlp_dim": 32, "num_classes": 5}
         return torchvision_models().VisionTransformer(**sizes, **widths).eval()
 
-    monkeypatch.setattr(preparations, "random_module", tiny)
+    monkeypatch.setattr(engines, "random_module", tiny)
     change = {"name": "vit_tiny", "size": 32, "model_set": tmp_path / "vit_tiny-random"}
     job = job_of(made.network.model_copy(update=change), tmp_path)
     for engine in ("make_set", "export"):

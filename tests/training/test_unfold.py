@@ -5,8 +5,8 @@ import openvino as ov
 import pytest
 import torch
 
-from calibration.ladder.preparations import normalised, unfold
-from calibration.sets.convert import build_network, convert_module
+from calibration.ladder.engines import normalised
+from calibration.sets.convert import build_network, convert_module, unfold
 from models.errors import ModelSetError
 
 SIZE = 64

@@ -10,7 +10,7 @@ export const byId = (id) => document.getElementById(id);
 const $ = byId;
 
 /** Makes an element; strings among the children become text nodes. */
-function make(tag, className = "", ...children) {
+export function make(tag, className = "", ...children) {
   const node = document.createElement(tag);
   node.className = className;
   node.append(...children);
@@ -48,7 +48,7 @@ export function phase(name, headline, verdict) {
   $("verdict").textContent = verdict;
   for (const id of ["among", "share", "problem", "elsewhere"]) $(id).textContent = "";
   $("others").replaceChildren();
-  $("degraded").hidden = $("retry").hidden = $("key-form").hidden = true;
+  for (const id of ["degraded", "retry", "key-form", "correct"]) $(id).hidden = true;
   $("bars").replaceChildren(...Array.from({ length: NUM_GHOSTS }, () => make("li", "ghost", make("span", "track"))));
   $("details").classList.toggle("stale", isPending);
   if (isPending) announce(`${headline} ${verdict}`);
@@ -66,10 +66,11 @@ export function retry(count, of) {
   $("retry").textContent = of > 1 ? `Try ${count} again` : "Try again";
 }
 
-/** Shows how much of a picture has been sent. */
-export function progress(of, index, share) {
+/** Shows how much of a picture has been sent, and that a slow line gets a smaller one. */
+export function progress(of, index, share, isSlow) {
   const text = share < 1 ? `Sending, ${Math.floor(100 * share)}%` : "Looking…";
   if (of === 1) $("headline").textContent = text;
+  if (isSlow) $("verdict").textContent = "The line is slow: a smaller picture is sent.";
   const bar = $("cards").children[index]?.querySelector("progress");
   if (!bar) return;
   bar.value = share;

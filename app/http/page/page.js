@@ -3,13 +3,14 @@
 import * as draw from "./draw.js";
 import { PASSING, ServiceError, call, upload } from "./send.js";
 import { shorterSide, shrink } from "./shrink.js";
+import { offerCorrection, offerTeaching } from "./teach.js";
 
 const RETRY_MS = 2000;
 const TOP_K = 5;
 const IDLE = ["idle", "Nothing yet", "The answer appears here."];
 const NOT_A_FILE = "That was not a file. Save the picture first, or copy the picture itself and paste it here.";
 
-const AT_ONCE = 2; // pictures on their way at a time: more would share a slow line
+const AT_ONCE = 2; // pictures on their way at a time, on a slow line one: more would share it
 /** Drawn for this project; each is offered where the served set knows its class. */
 const EXAMPLES = { "golf ball": "golf-ball.jpg", parachute: "parachute.jpg" };
 
@@ -18,33 +19,63 @@ const $ = draw.byId;
 /**
  * The key is kept for this tab alone, and only until it is closed.
  * @typedef {{file: File, url: string, sent?: object, result?: object, roundTripMs?: number}} Item  a picture, what shrink() made of it, and an answer or {error}
- * @type {{models: ?object, modelSet: string, items: Item[], sending: AbortController, key: string}}
+ * @type {{models: ?object, modelSet: string, items: Item[], sending: AbortController, key: string, isSlow: boolean}}
  */
-const state = { models: null, modelSet: "", items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "" };
+const state = { models: null, modelSet: "", items: [], sending: new AbortController(), key: sessionStorage.getItem("key") ?? "", isSlow: false };
 
 /** What an address says of the set that was chosen; nothing for the service's first. */
 const ofSet = (before) => (state.modelSet ? `${before}model_set=${encodeURIComponent(state.modelSet)}` : "");
 
+/** What the page can do about photographs that are taught, as teach.js asks for it. */
+const teacher = {
+  keep: async (label, file) => {
+    const sent = await shrink(file, shorterSide(state.models));
+    return upload(`/v1/teach?label=${encodeURIComponent(label)}${ofSet("&")}`, sent, state.key, new AbortController().signal, () => {});
+  },
+  erase: (id) => call(`/v1/samples/${id}`, state.key, undefined, "DELETE"),
+  figures: () => call("/v1/teach", state.key),
+  showsCommands: () => Boolean(state.models?.operator_hints),
+};
+
 let scaling = Promise.resolve(); // one picture at a time: each takes much memory while it is read
 
-/** Sends one picture; its answer, or its error, becomes the item's result. */
-async function ask(item, signal) {
-  const index = state.items.indexOf(item);
-  scaling = scaling.then(() => shrink(item.file, shorterSide(state.models)));
+/** Makes what is sent of a picture; for a slow line it is smaller. */
+async function prepare(item) {
+  scaling = scaling.then(() => shrink(item.file, shorterSide(state.models), state.isSlow));
   item.sent = await scaling;
-  if (signal.aborted) return;
+}
+
+/** Sends one picture; one that does not arrive in time is sent once more, smaller if that is possible. */
+async function send(item, signal) {
+  await prepare(item);
+  signal.throwIfAborted();
   const path = `/v1/classify?top_k=${Math.min(TOP_K, state.models?.labels.length ?? TOP_K)}${ofSet("&")}`;
+  const index = state.items.indexOf(item);
+  const report = (share) => signal.aborted || draw.progress(state.items.length, index, share, state.isSlow);
+  const wasSlow = state.isSlow;
+  const once = () => upload(path, item.sent, state.key, signal, report, !state.isSlow);
+  try {
+    return await once();
+  } catch (error) {
+    if (signal.aborted || error.status !== 408 || wasSlow) throw error;
+    state.isSlow = true; // further pictures are sent smaller at once
+    await prepare(item);
+    return await once();
+  }
+}
+
+/** Asks about one picture; its answer, or its error, becomes the item's result. */
+async function ask(item, signal) {
   const started = performance.now();
   try {
-    const report = (share) => signal.aborted || draw.progress(state.items.length, index, share);
-    item.result = await upload(path, item.sent, state.key, signal, report);
+    item.result = await send(item, signal);
     item.roundTripMs = performance.now() - started;
   } catch (error) {
     if (signal.aborted) return;
     const isLost = error.status === 0 && !(await isReadable(item.file));
     item.result = { error: isLost ? new ServiceError(`${item.file.name} cannot be read. Choose it again.`) : error };
   }
-  if (!signal.aborted) draw.cards(state.items, index, openAnswer);
+  if (!signal.aborted) draw.cards(state.items, state.items.indexOf(item), openAnswer);
 }
 
 /** Polls /readyz until the service is ready, and says so meanwhile. False when something else took over. */
@@ -71,6 +102,7 @@ async function loadModels() {
     state.models = models;
     draw.classes(models);
     draw.sets(models);
+    offerTeaching(models, teacher);
     draw.examples(Object.entries(EXAMPLES).filter(([label]) => models.labels.includes(label)), takeExample);
   } catch (error) {
     draw.noClasses(`Which classes are served could not be read. ${error.message}`);
@@ -88,8 +120,8 @@ async function classify(mayWait = true) {
   draw.cards(state.items, 0, openAnswer);
   await loadModels();
   const queue = [...waiting];
-  const work = async () => {
-    while (queue.length && !signal.aborted) await ask(queue.shift(), signal);
+  const work = async (_, place) => {
+    while (queue.length && !signal.aborted && !(place && state.isSlow)) await ask(queue.shift(), signal);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));
   if (signal.aborted) return;
@@ -134,6 +166,7 @@ function select(chosen) {
   const { error } = item.result;
   if (error) draw.failure(PASSING[error.status] ?? "No answer for this", error.message);
   else draw.answer(item.result, state.models, askSet);
+  offerCorrection(item, state.models, teacher);
   draw.sent(item);
 }
 

@@ -3,6 +3,8 @@
 
 const FACTOR = 2;
 const QUALITY = 0.9;
+const LOW_QUALITY = 0.7; // with half the side, for a line that was too slow
+const LARGE_BYTES = 300_000; // from here on a picture is coded anew, whatever its side
 const USUAL_SIDE = 256; // px, of a service that does not say
 const KINDS = ["image/jpeg", "image/png", "image/webp"]; // others get the service's own message
 
@@ -11,25 +13,28 @@ export const shorterSide = (models) => FACTOR * (models?.resize_shorter ?? model
 
 /**
  * Returns what to send for a file: a smaller JPEG, upright, with its side and the size before; or the file itself.
+ * @param {boolean} isSlow  whether it did not arrive before: then the picture has half the side, which the networks need
  * @returns {Promise<{body: Blob, side?: number, before?: string}>}
  */
-export async function shrink(file, shorter) {
+export async function shrink(file, shorter, isSlow = false) {
   if (!KINDS.includes(file.type)) return { body: file };
+  const side = isSlow ? shorter / FACTOR : shorter;
   try {
     // Colours are not converted to the screen's: the service does not convert a file's either.
     const bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" });
     const { width, height } = bitmap;
-    const body = Math.min(width, height) > shorter && keepsPixels() ? await scaled(bitmap, shorter) : file;
+    const isLarge = isSlow || Math.min(width, height) > side || file.size > LARGE_BYTES;
+    const body = isLarge && keepsPixels() ? await scaled(bitmap, side, isSlow ? LOW_QUALITY : QUALITY) : file;
     bitmap.close();
-    return body.size < file.size ? { body, side: shorter, before: `${width}x${height}` } : { body: file };
+    return body.size < file.size ? { body, side: Math.min(side, width, height), before: `${width}x${height}` } : { body: file };
   } catch {
     return { body: file };
   }
 }
 
 /** Draws the picture on white, as the service lays what is transparent, and returns it as JPEG. */
-function scaled(bitmap, shorter) {
-  const scale = shorter / Math.min(bitmap.width, bitmap.height);
+function scaled(bitmap, shorter, quality) {
+  const scale = Math.min(shorter / Math.min(bitmap.width, bitmap.height), 1);
   const [width, height] = [bitmap.width, bitmap.height].map((side) => Math.round(side * scale));
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { alpha: false });
@@ -37,7 +42,7 @@ function scaled(bitmap, shorter) {
   context.fillRect(0, 0, width, height);
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, 0, 0, width, height);
-  return canvas.convertToBlob({ type: "image/jpeg", quality: QUALITY });
+  return canvas.convertToBlob({ type: "image/jpeg", quality });
 }
 
 /** Whether a canvas gives back what was drawn: browsers that hide who they are may return noise. */

@@ -138,6 +138,7 @@ def test_python(service, photos, labels, text_file):
     ]
 
 
+@pytest.mark.slow  # make test: test_python, shipped/test_client.py
 def test_near_duplicates(service, photos, tmp_path):
     for path in photos.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -153,12 +154,14 @@ def test_near_duplicates(service, photos, tmp_path):
     run(service, "near_duplicates.py", tmp_path, "--url", service.url, status=1)
 
 
+@pytest.mark.slow  # make test: test_python, shipped/test_client.py
 def test_asyncio(service, photos, labels):
     arguments: list[str | Path] = [photos, "--url", service.url, "--concurrency", "3"]
     lines = [json.loads(line) for line in run(service, "many_photos.py", *arguments).splitlines()]
     assert {Path(line["file"]).name: line["label"] for line in lines} == labels
 
 
+@pytest.mark.slow  # make test: shipped/test_page.py; integration/test_haproxy_origins.py
 @pytest.mark.browser
 def test_a_page_of_another_origin(service, browser, photo_file, photo_label):
     class Site(QuietRequest):
@@ -179,6 +182,7 @@ def test_a_page_of_another_origin(service, browser, photo_file, photo_label):
         page.close()
 
 
+@pytest.mark.slow  # make test: test_python, shipped/test_client.py
 def test_triton(service, photos, labels):
     files = [photos / name for name in sorted(labels)]
     host = service.url.removeprefix("http://")
@@ -203,6 +207,7 @@ def video(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.slow  # make test: test_python, shipped/test_client.py
 def test_video(service, video, photo_label):
     printed = run(service, "video_frames.py", video, "--every", "4", "--url", service.url)
     scenes = [line.rpartition(" ")[0] for line in printed.splitlines()]

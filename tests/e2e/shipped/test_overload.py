@@ -5,6 +5,7 @@ That a client which goes away stops costing is in test_client_gone.py.
 
 import asyncio
 import contextlib
+import json
 import re
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from models.machine import available_cpus
 from tests.support.services.processes import EVENTUALLY_S, wait_until
 
 LIMIT = 128  # max_concurrent_requests
+TIME_LIMIT_S = 10.0  # request_timeout_s
 IN_BATCHES = 8 * available_cpus()  # batch_sizes
 HURRIED_S = "0.008"  # less than what waits takes on any CPU
 QUIET_S = 2 * MAX_BACKLOG_S  # nobody comes for this long: no overload, whatever the rate was
@@ -50,18 +52,18 @@ def test_too_much_is_refused_early_counted_and_the_rest_is_answered(service, pho
         return of_gateway + counted(service, f"ray_{REFUSED_BEFORE.name}")
 
     before = refused()
-    # With time enough for what is accepted, also on a busy machine.
-    headers = {"x-request-timeout-seconds": "60"}
-    answers = asyncio.run(all_at_once(service, photo, 3 * LIMIT, **headers))
-    told = Counter(answer.status_code for answer in answers)
-    assert set(told) == {200, 429}
-    assert told[200] >= LIMIT / 2
-    for answer in answers:
-        if answer.status_code == 200:
-            assert answer.json()["predictions"][0]["label"] == photo_label
+    answers = asyncio.run(_on_bare_connections(service, photo, 3 * LIMIT))
+    told = Counter(status for status, *_ in answers)
+    assert {200, 429} <= set(told) <= {200, 429, 504}
+    assert told[200] + told[504] >= LIMIT / 2
+    for status, head, body, took_s in answers:
+        if status == 200:
+            assert json.loads(body)["predictions"][0]["label"] == photo_label
+        elif status == 504:  # let in, and slow on a machine that others keep busy
+            assert took_s > 0.9 * TIME_LIMIT_S
         else:
-            assert answer.json()["error"]["code"] == "overloaded"
-            assert int(answer.headers["retry-after"]) >= 1
+            assert json.loads(body)["error"]["code"] == "overloaded"
+            assert re.search(rb"\r\nretry-after: [1-9]", head, re.IGNORECASE)
     assert classify(service, photo).status_code == 200
     # HAProxy's threads count without a lock: two at the same time may count as one.
     wait_until(lambda: refused() - before > 0.9 * told[429], EVENTUALLY_S, f"{told[429]} refusals")
@@ -102,14 +104,35 @@ def test_who_is_let_in_does_not_wait_behind_all_the_places(service, photo):
     assert {answer.status_code for answer in answers} == {200}
 
 
-async def _fewest_places(service, photo):
-    """Send more than can be answered until a refusal tells of fewer places than the limit.
+def _request(photo):
+    """Return the bytes of a request, for a bare connection.
 
-    On bare connections: a client library would take more of busy cores than the service, and
-    then fewer requests than there are places are under way.
+    A client library needs so much CPU time that fewer requests than there are places come at once.
     """
     head = f"POST /v1/classify?top_k=1 HTTP/1.1\r\nHost: x\r\nContent-Length: {len(photo)}\r\n\r\n"
-    request, told = head.encode() + photo, LIMIT
+    return head.encode() + photo
+
+
+async def _on_bare_connections(service, photo, num):
+    """Send requests, each on its own connection; return status, head, body and seconds of each."""
+    opening = (asyncio.open_connection("127.0.0.1", service.port) for _ in range(num))
+    connections, request = await asyncio.gather(*opening), _request(photo)
+    started = time.monotonic()
+
+    async def answered(reader, writer):
+        answer = await _answer(reader)
+        writer.close()
+        assert answer, "a connection was closed without an answer"
+        return *answer, time.monotonic() - started
+
+    for _, writer in connections:
+        writer.write(request)
+    return await asyncio.gather(*(answered(*connection) for connection in connections))
+
+
+async def _fewest_places(service, photo):
+    """Send more than can be answered until a refusal tells of fewer places than the limit."""
+    request, told = _request(photo), LIMIT
 
     async def impatient() -> None:
         nonlocal told
@@ -119,7 +142,7 @@ async def _fewest_places(service, photo):
                 writer.write(request)
                 await writer.drain()
             while told == LIMIT and (answer := await _answer(reader)) is not None:
-                status, body = answer
+                status, _, body = answer
                 if status == 429:
                     found = re.search(rb"(\d+) requests are under way for", body)
                     told = min(told, int(found[1]) if found else LIMIT)
@@ -134,15 +157,15 @@ async def _fewest_places(service, photo):
     return told
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes] | None:
-    """Return status and body of the next answer; None if the connection was closed."""
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes] | None:
+    """Return status, head and body of the next answer; None if the connection was closed."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
         body = await reader.readexactly(int(length[1]) if length else 0)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return int(head.split(b" ", 2)[1]), body
+    return int(head.split(b" ", 2)[1]), head, body
 
 
 def test_who_cannot_be_answered_in_time_is_told_so(service, photo):

@@ -13,9 +13,12 @@ from playwright.sync_api import Browser, expect
 
 from models.image import ImageRule, read_image
 from tests.support.services.page_driver import (
+    CHROMIUM_ARGS,
     COPY_PICTURE,
+    NO_SANDBOX,
     NOT_AN_IMAGE,
     PHONE,
+    chromium,
     drop,
     fill_shares,
     watched,
@@ -127,7 +130,7 @@ READ_BODIES = """async () => {
 def phone_photo(photo: bytes, orientation: int) -> bytes:
     """Return the photo in 12 megapixels with grain, stored in a phone's orientation."""
     upright = Image.open(io.BytesIO(photo)).resize((4000, 3000), Image.Resampling.BICUBIC)
-    grain = np.random.default_rng(7).integers(-12, 13, (3000, 4000, 1))
+    grain = np.random.default_rng(7).integers(-12, 13, (3000, 4000, 1), np.int16)
     pixels = np.clip(np.asarray(upright.convert("RGB")) + grain, 0, 255).astype(np.uint8)
     stored = Image.fromarray(np.rot90(pixels) if orientation == 6 else pixels)
     exif, file = Image.Exif(), io.BytesIO()
@@ -174,6 +177,40 @@ def test_only_large_pictures_are_shrunk_and_others_sent_as_they_are(open_page, p
     assert {file.getvalue(), NOT_AN_IMAGE[2]} < set(sent)
     assert len(sent) == 3
     assert len(sent[-1]) < len(large) / 8
+
+
+@pytest.mark.slow  # waits for 8 s
+def test_a_picture_too_large_for_a_slow_line_is_sent_once_more_smaller(
+    open_page, photo, photo_label
+):
+    page = open_page(("/v1/classify",), lambda page: page.add_init_script(KEEP_BODIES))
+    page.context.new_cdp_session(page).send(
+        "Network.emulateNetworkConditions",
+        {"offline": False, "latency": 50, "downloadThroughput": -1, "uploadThroughput": 1_000},
+    )
+    drop(page, ("large.jpg", "image/jpeg", phone_photo(photo, 6)))
+    expect(page.locator("#headline")).to_have_text(re.compile(r"Sending, \d+%"))
+    expect(page.locator("#verdict")).to_have_text("The line is slow: a smaller picture is sent.")
+    expect(page.locator("#headline")).to_have_text(photo_label)
+    expect(page.locator("#retry")).to_be_hidden()
+    first, second = (
+        Image.open(io.BytesIO(sent)) for sent in map(bytes, page.evaluate(READ_BODIES))
+    )
+    assert min(second.size) * 2 == min(first.size)
+
+
+def test_a_visitor_reads_no_operators_commands(browser, service_url):
+    named = service_url.replace("127.0.0.1", "tandem.test")
+    mapped = {
+        "args": [*CHROMIUM_ARGS, *NO_SANDBOX, "--host-resolver-rules=MAP tandem.test 127.0.0.1"]
+    }
+    visitor = browser.browser_type.launch(executable_path=chromium(), **mapped)
+    for who, url, shows in ((browser, service_url, True), (visitor, named, False)):
+        with watched(who, url, ()) as page:
+            page.goto(f"{url}/")
+            expect(page.locator("#labels li").first).to_be_visible()
+            assert ("tandem " in page.locator("body").inner_text()) == shows
+    visitor.close()
 
 
 def test_the_timeline_draws_the_services_own_times(open_page, service_url, photo_file):

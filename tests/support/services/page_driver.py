@@ -33,6 +33,8 @@ CHROMIUM_ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# Chromium's sandbox refuses to start for root, which is what containers usually run tests as.
+NO_SANDBOX = ["--no-sandbox"] if os.geteuid() == 0 else []
 PHONE: dict[str, Any] = {
     "viewport": {"width": 390, "height": 844},
     "is_mobile": True,
@@ -70,19 +72,24 @@ OpenPage = Callable[..., Page]
 File = tuple[str, str, bytes]
 
 
-@pytest.fixture(scope="module")
-def browser(service_url: str) -> Iterator[Browser]:
-    # Of module scope, and started after the service: while playwright's event loop lives in this
-    # thread, no asynchronous test could start one of its own.
+def chromium() -> str:
+    """Return the path of the system's Chromium."""
     path = os.environ.get("TANDEM_CHROMIUM") or shutil.which("chromium")
     if path is None:
         pytest.fail(
             "no chromium: apt-get install chromium, set TANDEM_CHROMIUM, or run -m 'not browser'"
         )
-    # Chromium's sandbox refuses to start for root, which is what containers usually run tests as.
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser(service_url: str) -> Iterator[Browser]:
+    # Of module scope, and started after the service: while playwright's event loop lives in this
+    # thread, no asynchronous test could start one of its own.
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_ARGS + sandbox)
+        browser = playwright.chromium.launch(
+            executable_path=chromium(), args=CHROMIUM_ARGS + NO_SANDBOX
+        )
         yield browser
         browser.close()
 

@@ -3,6 +3,7 @@
 import hashlib
 import ipaddress
 import ssl
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -203,6 +204,20 @@ def test_keys_of_one_name_share_its_rate_and_the_refusal_says_which_limit_and_wh
     assert refused.value.headers == policy | {"ratelimit": '"requests";r=0;t=2'}
     clock.now += 1.25
     assert keys.take(first)
+
+
+def test_several_gateways_grant_a_rate_together():
+    """Each grants its part, and the whole burst. Without a number each grants the whole rate."""
+    clock, granted = HandClock(), dict.fromkeys(("3", "", "0", "-3", "3.0", "99999"), 0)
+    for gateways in granted:
+        keys = Keys([f"ann:{KEY}:rate=6,burst=2"], clock=clock)
+        caller = keys.check([f"Bearer {KEY}"])
+        for _ in range(1000):  # 10 s
+            with suppress(RateLimitedError):
+                keys.take(caller, gateways)
+                granted[gateways] += 1
+            clock.now += 0.01
+    assert granted == dict.fromkeys(granted, 61) | {"3": 21}
 
 
 def test_a_name_with_two_limits_has_a_bucket_for_each():

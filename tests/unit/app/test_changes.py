@@ -25,6 +25,8 @@ OWN = [
     {"host": "localhost:8000"},
     {"host": "[::1]"},
     {"host": "a.localhost:9", "origin": "http://a.localhost:9"},  # a page of the service's own
+    {"sec-fetch-site": "same-origin"},
+    {"x-real-ip": "::1", "x-forwarded-for": "127.0.0.1"},
 ]
 FOREIGN = [
     {"origin": PAGE},
@@ -34,6 +36,11 @@ FOREIGN = [
     {"host": "evillocalhost"},
     {"x-forwarded-for": "127.0.0.1, 203.0.113.5"},
     {"forwarded": "for=203.0.113.5"},
+    {"x-real-ip": "203.0.113.5"},
+    {"via": "1.1 proxy"},
+    {"x-forwarded-host": "shop.example"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},  # another port's
 ]
 OVER_HTTP = [route for route in CHANGES if not route.startswith(OIP)]
 OVER_GRPC = [route.partition(" ")[2] for route in CHANGES if route.startswith(OIP)]
@@ -45,10 +52,13 @@ def on_loopback(monkeypatch):
     monkeypatch.delenv("TANDEM_API_KEYS", raising=False)
 
 
-async def status_of(route, headers, address=HERE, keys=None, **settings):
+def api_of(**settings):
+    return create_api(FakeService(Settings(**settings)))
+
+
+async def status_of(api, route, headers, address=HERE):
     """Return the status; what is off, or has no such name, is another than 403."""
-    service = FakeService(Settings(api_keys_file=keys, **settings))
-    api, (verb, path) = create_api(service), route.split(" ")
+    verb, path = route.split(" ")
     transport = httpx.ASGITransport(api, client=(address, 9))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         sent = {"content-type": "text/plain", **headers}
@@ -80,35 +90,37 @@ def test_every_route_and_method_is_in_the_table():
 
 @pytest.mark.parametrize("route", OVER_HTTP)
 async def test_who_changes_something_on_loopback_without_keys(route):
+    api = api_of()
     for headers in OWN:
-        assert await status_of(route, headers) != 403, headers
+        assert await status_of(api, route, headers) != 403, headers
     for headers in FOREIGN:
-        assert await status_of(route, headers) == 403, headers
-    assert await status_of(route, {}, address="203.0.113.5") == 403
+        assert await status_of(api, route, headers) == 403, headers
+    assert await status_of(api, route, {}, address="203.0.113.5") == 403
     # allowed_origins may classify and tell what was right, no more.
-    allowed = await status_of(route, {"origin": PAGE}, allowed_origins=(PAGE,))
+    allowed = await status_of(api_of(allowed_origins=(PAGE,)), route, {"origin": PAGE})
     assert (allowed == 403) is (not CHANGES[route].pages)
 
 
 @pytest.mark.parametrize("route", OVER_HTTP)
 async def test_with_keys_the_key_decides_but_for_shared_memory(route, tmp_path):
-    keys, mine = write_keys(tmp_path), {"authorization": f"Bearer {KEY}"}
+    api, mine = api_of(api_keys_file=write_keys(tmp_path)), {"authorization": f"Bearer {KEY}"}
     for headers in FOREIGN:
-        assert await status_of(route, headers, keys=keys) == 401
-        status = await status_of(route, headers | mine, keys=keys)
+        assert await status_of(api, route, headers) == 401
+        status = await status_of(api, route, headers | mine)
         assert (status == 403) is (CHANGES[route] is MEMORY), headers
 
 
 async def test_on_a_network_without_keys_no_page_of_another_site_gives_feedback(monkeypatch):
     monkeypatch.delenv("TANDEM_ON_LOOPBACK")
-    address, host = "203.0.113.5", {"host": "tandem.example"}
-    assert await status_of("POST /v1/feedback", host, address) == 404  # it is off
-    assert await status_of("POST /v1/feedback", host | {"origin": PAGE}, address) == 403
+    address, host, api = "203.0.113.5", {"host": "tandem.example"}, api_of()
+    assert await status_of(api, "POST /v1/feedback", host, address) == 404  # it is off
+    assert await status_of(api, "POST /v1/feedback", host | {"origin": PAGE}, address) == 403
 
 
 async def test_reading_asks_for_nothing():
+    api = api_of()
     for headers in FOREIGN:
-        assert await status_of("GET /v1/models", headers) != 403
+        assert await status_of(api, "GET /v1/models", headers) != 403
 
 
 @pytest.mark.parametrize("method", OVER_GRPC)

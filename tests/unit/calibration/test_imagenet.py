@@ -1,5 +1,6 @@
 """``tandem models fetch imagenet``, of tiny networks: whole or not at all, and it goes on."""
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration import imagenet as recipe
+from calibration.commands.learn import NUM_CROPS
+from calibration.learning.photographs import photographs_of
 from calibration.quantization import calibration_images, quantize_set
 from calibration.quantization.quantize_set import Request
 from calibration.sets.packaged import Wheel
@@ -26,6 +29,7 @@ from models.model_set import load_model_set
 from models.network import RuntimeOptions, load
 from models.record import ImageRecord
 from tests.support.calibration.lite_weights import lite_tensors, old_file
+from tests.support.calibration.noisy_pictures import write_noisy
 from tests.support.calibration.package_index import PackageIndex
 from tests.support.cases import cases
 from tests.support.full_disk import full_disk
@@ -137,6 +141,26 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(index, home):
         else False
     )
     assert sets_in(home) == ["imagenet"]
+
+
+def test_learn_makes_it_where_it_is_not_there_and_takes_crops_as_others(index, home):
+    images = write_noisy(home / "photographs", 12)
+    asked = ["learn", "own", "--images", str(images), "--weak-others"]
+    done = CliRunner().invoke(app, [*asked, "--json", str(home / "out.json")])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    assert "imagenet is not there, and is made first (once)" in done.output
+    assert sets_in(home) == ["imagenet", "own"]
+    told = json.loads((home / "out.json").read_text("utf-8"))
+    assert (told["num_photographs"], told["foreign"]["num"]) == (36 + NUM_CROPS, NUM_CROPS)
+    own = load_model_set("own")
+    assert own.labels == ("blue", "green", "none", "red")
+    assert own.manifest.license == "Apache-2.0"
+    assert [member.networks["INT8"].features for member in own.manifest.members] == [6] * 3
+    crops = [p for p in photographs_of(own) if p.label == "none"]
+    assert {p.name.partition(" of ")[2] for p in crops} == {"packaged photographs"}
+    again = CliRunner().invoke(app, [*asked, "--replace"])  # imagenet is there now
+    assert again.exit_code == 0, again.output
+    assert "is made first" not in again.output
 
 
 def test_another_set_of_that_name_is_kept_and_an_unknown_name_is_usage(home, tiny_set):

@@ -1,6 +1,7 @@
 """``tandem bench`` against a server of the test's: real load, real processes, short runs."""
 
 import json
+import re
 import threading
 from itertools import count
 
@@ -136,7 +137,10 @@ def test_a_rate_that_nothing_can_serve_ends_and_says_so(server):
 def test_the_plot_is_drawn(server, tmp_path):
     load = ("--rate", "20,40", "--duration", "0.3", "--warm-up", "0")
     assert bench("--url", server.url, *load, "--plot", tmp_path / "x.svg").exit_code == 0
-    assert "offered requests/s" in (tmp_path / "x.svg").read_text()
+    drawn = (tmp_path / "x.svg").read_text()
+    texts = set(re.findall("<!-- (.*?) -->", drawn))
+    assert {"offered requests/s", "20", "40", "p99", "objective: 100 ms"} <= texts
+    assert "mathdefault" not in drawn  # of 2 x 10^1, as the axis said it
 
 
 @cases(

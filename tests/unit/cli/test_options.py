@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from app.cli.options import one_parameter_a_field
+from tests.support.command_line import all_commands
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,33 @@ def test_options_are_listed_in_the_order_of_fields_and_parameters() -> None:
     assert re.findall(r"^ +(--[a-z-]+)", text, re.M) == [
         *("--images", "--size", "--page", "--seed", "--key-file", "--help")
     ]
+
+
+WITH_JSON = {
+    " ".join(path): (command, option)
+    for path, command in all_commands()
+    for option in command.params
+    if "--json" in option.opts
+}
+
+
+def test_commands_print_json():
+    assert len(WITH_JSON) >= 20
+
+
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_json_alone_prints_json_whatever_the_command(name):
+    command, option = WITH_JSON[name]
+    assert option.help.startswith("print JSON")
+
+    def value(*words: str) -> object:
+        context = command.make_context(name, [*words], resilient_parsing=True)
+        return context.params[option.name]
+
+    if option.is_flag:
+        assert value("--json") is True
+        return
+    assert value("--json") == value("--json", "-") == Path("-")
+    assert value("--json", "--help") == Path("-")
+    assert value("--json", "file.json") == Path("file.json")
+    assert value() is None

@@ -486,6 +486,10 @@ async def test_pixels_are_for_a_member_alone(folder):
     models = Models(told)
     assert [t.name for t in models.find("tiny").metadata().inputs] == ["image"]
     assert models.find("tiny.small").metadata().inputs[1].shape == [-1, 8, 8, 3]
+    assert [t.name for t in models.find("tiny").metadata().outputs] == ["probabilities", "label"]
+    told.members[0].embedding = 12
+    embedding = Models(told).find(f"tiny.{told.members[0].name}").metadata().outputs[2]
+    assert (embedding.name, embedding.datatype, embedding.shape) == ("embedding", "FP32", [-1, 12])
     tensors = TensorRequest(read_image(PICTURES[0], OWN["small"].rule)[None], "small")
     request = ClassifyRequest([], 2, 10.0, "id", RequestObserver(), tensors=tensors)
     (answer,) = await graph.classify(request)

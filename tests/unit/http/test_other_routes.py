@@ -13,20 +13,24 @@ from starlette.types import Message
 
 from app.answers import Classified, Results
 from app.errors import MAX_SHOWN
+from app.graph.served_models import ServedModels
 from app.http import other_routes
 from app.http.api import create_api
 from app.http.errors import ERRORS
 from app.http.other_routes import MAX_AT_ONCE, PART_BYTES, BoundedResponse, _page
 from app.samples import feedback as gateways
-from app.samples.feedback import Feedback, FeedbackBook
+from app.samples.feedback import Feedback, FeedbackBook, TaughtFolder
+from app.samples.samples import Erased, Erasures, SampleBook, SampleEraser, SharedSamples, digest
 from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import FEEDBACK
 from models.class_names import class_named
+from models.image import ImageInputs, ImageRule
 from tests.support.answers import answer_of
 from tests.support.asgi_client import asgi_client
 from tests.support.cases import cases
 from tests.support.fakes import FakeHandle, FakeService
+from tests.support.services.live_service import drawn_photo
 
 ASKED = {"request_id": "1", "label": "x"}
 PATHS = ["/", "/docs", "/openapi.json", "/page/page.js", "/docs/assets/swagger-ui-bundle.js"]
@@ -118,6 +122,83 @@ async def test_without_feedback_or_a_key(verb, client, feedback, monkeypatch):
     monkeypatch.setenv("TANDEM_API_KEYS", "a-long-enough-key-of-mine")
     async with asgi_client(create_api(Labelled(), feedback=feedback)) as guarded:
         assert (await guarded.request(verb, "/v1/feedback", json={})).status_code == 401
+
+
+@pytest.fixture
+async def teacher(tmp_path, monkeypatch):
+    """A client of a service that is taught, whose folder holds two photographs."""
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
+    service = Labelled(Settings(max_body_bytes=10_000))
+    service.model_set.manifest.inputs = ImageInputs({"m": ImageRule(8, 8)})
+    taught = TaughtFolder(tmp_path / "taught", 10_000, 2)
+    async with asgi_client(create_api(service, taught=taught)) as client:
+        yield client
+
+
+@cases(
+    "query, status, label",
+    ("label=x", 200, "x"),
+    ("label=1", 200, "y"),
+    ("label=None&model_set=fake", 200, "none"),
+    ("label=z", 422, "label is 'z', no class of fake"),
+    ("", 422, "label"),
+    ("label=x&model_set=other", 404, "no model set 'other'"),
+)
+async def test_a_photograph_is_taught(teacher, query, status, label):
+    answer = await teacher.post(f"/v1/teach?{query}", content=drawn_photo(3, 32, 24))
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        assert label in answer.json()["error"]["message"]
+        assert (await teacher.get("/v1/teach")).json()["photographs"] == 0
+        return
+    assert answer.json() == {"id": answer.json()["id"], "label": label, "model_set": "fake"}
+    assert (await teacher.get("/v1/teach")).json()["labels"] == {label: 1}
+
+
+async def test_what_is_no_photograph_or_too_much_is_not_kept(teacher, client):
+    photos = [drawn_photo(seed, 32, 24) for seed in range(3)]
+    for content, status in ((b"text", 400), (photos[0][:200], 400), (b"x" * 10_001, 413)):
+        assert (await teacher.post("/v1/teach?label=x", content=content)).status_code == status
+    kept = [await teacher.post("/v1/teach?label=x", content=photo) for photo in photos]
+    assert [answer.status_code for answer in kept] == [200, 200, 409]
+    assert kept[2].json()["error"]["code"] == "taught_full"
+    again = await teacher.post("/v1/teach?label=y", content=photos[0])
+    assert (again.status_code, again.json()["before"]) == (200, "x")
+    for verb in ("GET", "POST"):
+        off = await client.request(verb, "/v1/teach?label=x", content=photos[0])
+        assert off.status_code == 404
+        assert "start it with teach: true and teach_dir" in off.json()["error"]["message"]
+
+
+async def test_what_is_kept_is_erased_by_id(teacher, client, tmp_path):
+    photo = (await teacher.post("/v1/teach?label=x", content=drawn_photo(3, 32, 24))).json()
+    settings = Settings(teach=True, teach_dir=str(tmp_path / "taught"))
+    samples = SharedSamples(
+        FakeHandle(Hub(settings, SampleBook(Erasures()))), SampleEraser(settings, 64, Erased())
+    )
+    async with asgi_client(create_api(Labelled(), samples=samples)) as eraser:
+        answer = await eraser.delete(f"/v1/samples/{photo['id']}")
+        assert answer.json() == {
+            "id": photo["id"],
+            "erased": 1,
+            "num_gateways": 1,
+            "num_current": 1,
+        }
+        assert (await eraser.delete(f"/v1/samples/{'a' * 201}")).status_code == 422
+    assert list((tmp_path / "taught").iterdir()) == []
+    off = await client.delete("/v1/samples/1")
+    assert (off.status_code, "neither sample_dir nor teach" in off.text) == (404, True)
+
+
+async def test_feedback_labels_samples_where_the_service_is_taught(feedback, tmp_path):
+    taught = TaughtFolder(tmp_path, 10_000, 2)
+    api = create_api(Labelled(), feedback=feedback, taught=taught)
+    async with asgi_client(api) as client:
+        for _ in range(2):
+            assert (await client.post("/v1/feedback", json=ASKED)).status_code == 200
+    (path,) = tmp_path.iterdir()
+    said = json.loads(path.read_text())
+    assert (path.stem, said["label"]) == (f"request-{digest('1', 0).hex()}", "x")
 
 
 async def test_the_page_and_its_protection(client):
@@ -326,3 +407,29 @@ async def test_below_a_route_prefix_everything_that_the_pages_name_is_there(serv
         scripts = [(await client.get(f"{prefix}/page/{name}")).text for name in files]
     assert re.findall(r'["\'`]/(?:page|docs)', "".join(scripts)) == []
     assert "`..${path}`, import.meta.url" in scripts[-1]
+
+
+class Advising(FakeService):
+    """A service whose set has advice for its operator."""
+
+    def served_models(self) -> ServedModels:
+        served = super().served_models()
+        served.hint = "tandem models fetch imagenet"
+        return served
+
+
+@cases(
+    "setting, headers, shows",
+    (None, {}, True),
+    (None, {"host": "127.0.0.1:8000"}, True),
+    (None, {"host": "photos.example"}, False),
+    (None, {"x-forwarded-for": "192.0.2.7"}, False),
+    (True, {"host": "photos.example"}, True),
+    (False, {}, False),
+)
+async def test_visitors_read_no_operators_commands(setting, headers, shows):
+    service = Advising(Settings(operator_hints=setting))
+    async with asgi_client(create_api(service)) as client:
+        answer = await client.get("/v1/models", headers=headers)
+    assert (answer.json()["hint"] == "tandem models fetch imagenet") == shows
+    assert bool(answer.json()["hint"]) == shows == answer.json().get("operator_hints", False)

@@ -206,6 +206,7 @@ def test_what_serve_waits_without_the_option():
 OTHER = {"name": "other", "route_prefix": "/other", "import_path": "their.module:app"}
 HUBS = {
     "Feedback": {"feedback": True},
+    "Samples": {"teach": True, "teach_dir": "taught"},
     "Traffic": {"traffic": {"imagenette": 100}},
     "Sets": {"model_sets": ["imagenette", "other"]},
 }
@@ -324,8 +325,8 @@ XEON = OF_ALL | {
 CLUSTER = OF_ALL | {
     "http_options.host", "args.decode_threads", "application.autoscaling_policy",
     "Gateway.autoscaling_config", "Gateway.max_replicas_per_node",
-    "Gateway.graceful_shutdown_timeout_s", "Gateway.health_check_timeout_s",
-    "Gateway.ray_actor_options",
+    "Gateway.graceful_shutdown_timeout_s", "Gateway.health_check_period_s",
+    "Gateway.health_check_timeout_s", "Gateway.ray_actor_options",
 }  # fmt: skip
 APART = {"args.batch_sizes", "args.decoder", "args.members", *STAGES}
 DIFFERENCES = {

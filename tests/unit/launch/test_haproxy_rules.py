@@ -232,7 +232,7 @@ def test_a_file_is_edited_again_from_what_serve_wrote(tmp_path: Path) -> None:
     edit_file(str(config), OF_OWN, BACKEND)
     assert config.read_text() == once
     edit_file(str(config), edits_of(RuleOptions(headers_within_s=2), OWN), BACKEND)
-    assert config.read_text().count("timeout http-request 2s") == 1
+    assert config.read_text().count("timeout http-request 2s") == 2  # of HTTP and gRPC
     assert config.with_name("haproxy.cfg.serve").read_text() == CONFIG
     assert sorted(path.name for path in tmp_path.iterdir()) == ["haproxy.cfg", "haproxy.cfg.serve"]
 

@@ -67,6 +67,7 @@ VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
     "trusted_proxies": ("[10.0.0.0/8]", (ip_network("10.0.0.0/8"),)),
     "traffic": ("{imagenette: 100}", {"imagenette": 100.0}),
     "open_traffic": ("true", True),
+    "operator_hints": ("true", True),
     "target_wait_ms": ("null", None),
     "answer_timeout_s": ("1", 1.0),
     "unload_after_s": ("60", 60.0),

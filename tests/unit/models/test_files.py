@@ -164,6 +164,18 @@ def test_a_result_is_not_written_through_a_neighbours_link(
     assert file.read_text("utf-8") == "precious"
 
 
+@pytest.mark.parametrize("made", ["ln -s {file} result.json", "mkfifo -m 666 result.json"])
+def test_a_neighbours_name_is_no_place_for_a_result(shared_place, neighbour, tmp_path, made):
+    (file := tmp_path / "file").write_text("precious", "utf-8")
+    neighbour(made.format(file=file))
+    for write in (files.check_can_write, lambda path: files.write_result(path, "new")):
+        with pytest.raises(
+            files.ResultFileError, match=r"result.json is another user's .uid 65534"
+        ):
+            write(shared_place / "result.json")
+    assert file.read_text("utf-8") == "precious"
+
+
 def test_folders_that_may_be_there_are_made_by_one_function():
     root = Path(files.__file__).parents[1]
     for package in ("app", "models", "calibration"):

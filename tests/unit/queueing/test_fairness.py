@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from app.access import Caller
 from app.errors import DeadlineError, OverloadedError
-from app.queueing import fairness, scheduler
+from app.queueing import batch_queue, fairness, scheduler
 from app.queueing.admission import Admission
 from app.queueing.batch_queue import BatchQueue
 from app.queueing.decode_queue import DecodeQueue, FilesToDecode
@@ -39,6 +39,7 @@ from tests.support.steps import SteppedNetwork, SteppedQueues, begin, image, mak
 from tests.support.virtual_loop import run_virtually
 
 ONE, OTHER = Caller("one", has_key=True), Caller("other", has_key=True)
+THIRD = Caller("third", has_key=True)
 HEAVY = Caller("heavy", share=3.0, has_key=True)
 NUM_CORES, PLACES = 2, 21  # as many as ConcurrencyLimit admits there under overload
 BASE_S, EACH_S = 0.005, 0.0044  # of a batch
@@ -117,6 +118,45 @@ def test_who_floods_leaves_the_p99_of_another_at_most_1_3_times(rate):
     assert beside.num_refused == beside.num_missed == 0
     assert beside.p99_s / alone.p99_s <= 1.3
     assert flooding.num_refused > len(flooding.took_s) > 80 * (flooding.until - SETTLED_S)
+
+
+class KeptPlace(BatchScheduler):
+    """Tried and left out: while a light caller asks, one place takes its images alone."""
+
+    def _next(self):
+        turn = super()._next()
+        is_full = len(self._running) >= self.num_at_once - 1
+        if turn is None or not (is_full and self.callers.are_several):
+            return turn
+        is_kept = self.callers.has_light(asyncio.get_running_loop().time())
+        return None if is_kept and not turn[1].images.num_light else turn
+
+
+@pytest.mark.slow  # the figures of decision 0097
+@cases(
+    "images, turns, p99_times, answered",
+    (4, BatchScheduler, 1.45, 87),  # as it is: half of the largest batch
+    (2, BatchScheduler, 1.41, 66),
+    (8, BatchScheduler, 2.02, 102),
+    (4, KeptPlace, 5.87, 60),
+    (8, KeptPlace, 1.90, 75),
+)
+def test_what_a_batch_under_way_costs_a_light_caller(
+    images, turns, p99_times, answered, monkeypatch
+):
+    """With batches of so many of the others' images, of a service that carries 120 photos/s."""
+    monkeypatch.setattr(batch_queue, "WHOLE_FROM", 8 * NUM_CORES // images)
+    for name, slower in (("BASE_S", 1.65 * BASE_S), ("EACH_S", 1.65 * EACH_S)):
+        monkeypatch.setitem(globals(), name, slower)
+    monkeypatch.setitem(globals(), "BatchScheduler", turns)
+    alone, beside = Source(ONE, 21.0, until=20.0), Source(ONE, 21.0, until=20.0)
+    play(alone)
+    in_haste = Source(THIRD, 12.0, TIGHT_S, until=20.0)
+    play(beside, in_haste, flooding := Source(OTHER, 363.0, until=20.0))
+    assert beside.p99_s / alone.p99_s == pytest.approx(p99_times, rel=0.02)
+    num = sum(len(each.took_s) for each in (beside, in_haste, flooding))
+    assert num / (20.0 - SETTLED_S) == pytest.approx(answered, rel=0.02)
+    assert not in_haste.num_missed
 
 
 def test_under_one_name_it_waits_with_the_flood():

@@ -2,20 +2,29 @@
 
 import asyncio
 import dataclasses
+import stat
+from pathlib import Path
 
 import pytest
 from opentelemetry import trace
 
 from app.answers import Classified, Fault
-from app.errors import BadParameterError, FeedbackExistsError, NotReadyError, UnknownRequestError
+from app.errors import (
+    BadParameterError,
+    FeedbackExistsError,
+    NotReadyError,
+    TaughtFullError,
+    UnknownRequestError,
+)
 from app.samples import feedback as gateways
-from app.samples.feedback import AnsweredRequest, Feedback, FeedbackBook
+from app.samples.feedback import AnsweredRequest, Feedback, FeedbackBook, TaughtFolder
 from app.serve.replica import Hub
 from app.settings import Settings
 from models.ensemble import Prediction
 from tests.support.answers import answer_of
 from tests.support.cases import cases
 from tests.support.fakes import FakeHandle
+from tests.support.full_disk import full_disk
 from tests.support.hand_clock import HandClock
 
 X, Y = {"fake": "x"}, {"fake": "y"}  # the labels that are meant, by set
@@ -277,3 +286,36 @@ def test_of_a_multi_label_set_any_listed_label_is_right(book: FeedbackBook) -> N
     assert book.judge("1", "y", None, Y).is_right
     assert not book.judge("2", "y", None, Y).is_right
     assert not book.judge("3", "y", None, Y).is_right  # one label: the first is the answer
+
+
+def test_taught_photographs_have_one_label_each_and_a_bound(tmp_path: Path) -> None:
+    folder = TaughtFolder(tmp_path / "taught", 10_000, 2)
+    first = folder.keep(b"\x89PNG" + b"a" * 100, "x", "fake")
+    assert (first.label, first.before) == ("x", None)
+    again = folder.keep(b"\x89PNG" + b"a" * 100, "y", "fake")
+    assert (again.id, again.before) == (first.id, "x")
+    folder.keep(b"b" * 100, "x", "fake")
+    (tmp_path / "taught" / "notes.json").write_text("{}")  # not ours
+    with pytest.raises(TaughtFullError, match=r"2 photographs are kept, of at most 2 \(teach_ph"):
+        folder.keep(b"c", "x", "fake")
+    assert folder.correct("../1", 0, "x", "fake")
+    figures = TaughtFolder(tmp_path / "taught", 10_000, 2).figures()  # of another process
+    assert (figures.photographs, figures.corrections, figures.labels) == (2, 1, {"x": 1, "y": 1})
+    names = {path.name for path in (tmp_path / "taught").iterdir()}
+    assert {f"{first.id}.png", f"{first.id}.json"} < names
+    assert stat.S_IMODE((tmp_path / "taught").stat().st_mode) == 0o700
+    assert {
+        stat.S_IMODE((tmp_path / "taught" / n).stat().st_mode) for n in names - {"notes.json"}
+    } == {0o600}
+    with pytest.raises(TaughtFullError, match="have 0 bytes, this one 1001, the limit is 1000"):
+        TaughtFolder(tmp_path / "small", 1000, 2).keep(b"d" * 1001, "x", "fake")
+    assert [folder.correct(str(n), 0, "x", "fake") for n in (2, 3)] == [True, False]
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotReadyError, match=r"teach_dir .*file cannot be used"):
+        TaughtFolder(tmp_path / "file", 1000, 2).keep(b"d", "x", "fake")
+    with full_disk(20 * 1024), pytest.raises(NotReadyError, match="cannot be used"):
+        TaughtFolder(tmp_path / "taught", 10**6, 2).keep(b"d" * 10**5, "x", "fake")
+    assert TaughtFolder(tmp_path / "taught", 10**6, 2).figures().bytes == 0

@@ -1,5 +1,6 @@
 """Samples: folders and stores, which images are kept, what a sample holds, and the queue."""
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -13,27 +14,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.answers import Fault, MemberOpinion, as_json
+from app.answers import Classified, Fault, MemberOpinion, as_json
 from app.errors import ConfigError
 from app.samples import samples
+from app.samples.feedback import TaughtFolder
 from app.samples.samples import (
+    Erased,
+    Erasing,
+    Erasures,
     Sample,
+    SampleBook,
+    SampleEraser,
     SampleFolder,
     Sampler,
     SampleStore,
+    SharedSamples,
     check_sample_store,
     disagreement_sampler_of,
     is_chosen,
     sample_of,
     sampler_of,
 )
+from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import SAMPLES
-from models.stores import CLIENTS, StoreError, smart_open_file
+from models.stores import CLIENTS, StoreError, files_below, remove_file, smart_open_file
 from tests.support.answers import answer_of
 from tests.support.cases import cases
+from tests.support.fakes import FakeHandle
 from tests.support.full_disk import full_disk
-from tests.support.object_stores import local_s3
+from tests.support.object_stores import local_azure_store, local_google_store, local_s3
+from tests.support.services.processes import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 START = datetime(2026, 11, 26, tzinfo=UTC)
@@ -45,6 +56,10 @@ FAULT = Fault(400, "not_an_image", "these bytes are no image")
 def sample(number: int, size: int = KIB) -> Sample:
     """The ``number``-th sample, of about ``size`` bytes, its answer among them."""
     return sample_of(b"\xff\xd8\xff" * (size // 3), answer_of(), 0, START + timedelta(0, number))
+
+
+def of_request(request_id: str) -> Classified:
+    return dataclasses.replace(answer_of(), request_id=request_id)
 
 
 def names(folder: Path) -> list[str]:
@@ -147,6 +162,92 @@ def test_a_store_has_a_folder_a_day_and_a_bound_for_it(s3: str) -> None:
     for name, content in last.files:
         with smart_open_file(f"{s3}/20261127/{name}", "rb") as opened:
             assert opened.read() == content
+
+
+def test_what_an_id_names_is_erased_everywhere_in_a_folder(tmp_path: Path) -> None:
+    settings = Settings(sample_dir=str(tmp_path), teach=True, teach_dir=str(tmp_path / "taught"))
+    erased = Erased()
+    eraser = SampleEraser(settings, 64, erased)
+    assert eraser.erase(["1"]) == {}  # no folder is there yet
+    both = SampleFolder(tmp_path, KIB * KIB), SampleFolder(tmp_path / "disagreements", KIB * KIB)
+    rows = [of_request(name) for name in ("a/b", "other", "third")]
+    kept = [sample_of(b"?", row, place, START) for place, row in enumerate(rows)]
+    for place in both:
+        assert all(map(place.write, kept))
+    taught = TaughtFolder(tmp_path / "taught", KIB * KIB, 10)
+    photograph = taught.keep(b"a", "x", "fake")
+    taught.correct("a/b", 0, "y", "fake")
+    assert eraser.erase(["a/b", kept[1].stem, "unknown"]) == {"a/b": 3, kept[1].stem: 2}
+    assert {name.partition(".")[0] for name in names(tmp_path) if "." in name} == {kept[2].stem}
+    assert eraser.erase([photograph.id]) == {photograph.id: 1}
+    assert list((tmp_path / "taught").iterdir()) == []
+    results = Results()
+    sampler = Sampler(1.0, both[0], results, erased=erased)  # one that was still to be written
+    for row in rows:
+        sampler.note(row.request_id, [b"?"], [row])
+    assert results.wait(3) == {"dropped": 1, "written": 2}
+
+
+def test_samples_older_than_the_days_go(tmp_path: Path) -> None:
+    days = [START - timedelta(days=n) for n in range(5)]
+    kept = [sample_of(b"?", answer_of(), 0, day) for day in days]
+    (tmp_path / "holiday.jpg").write_bytes(b"mine")
+    assert all(map(SampleFolder(tmp_path, KIB * KIB).write, kept))
+    settings = Settings(sample_dir=str(tmp_path))
+    SampleEraser(settings, 64, Erased()).erase_before(START - timedelta(days=2))
+    assert {name.partition(".")[0] for name in names(tmp_path)} == {
+        "holiday",
+        *(own.stem for own in kept[:3]),
+    }
+    young = settings.model_copy(update={"sample_days": 1})  # they are of another year
+    SampleEraser(young, 64, Erased())
+    wait_until(lambda: names(tmp_path) == ["holiday.jpg"], WITHIN_S, "old samples to go")
+
+
+@pytest.mark.parametrize("local", [local_s3, local_google_store, local_azure_store])
+def test_a_store_erases_by_id_and_by_age(local, monkeypatch):
+    with local(monkeypatch) as bucket:
+        url = f"{bucket}/samples"
+        rows = [of_request(str(number)) for number in range(3)]
+        kept = [sample_of(b"?", row, 0, START + timedelta(n)) for n, row in enumerate(rows)]
+        for sample in kept:
+            place = SampleStore(url, KIB * KIB, now=lambda: START)
+            assert place.write(sample)
+        with smart_open_file(f"{url}/20261126/notes.txt", "wb") as opened:
+            opened.write(b"mine")
+        eraser = SampleEraser(Settings(sample_dir=url), 64, Erased())
+        assert eraser.erase(["1"]) == {"1": 1}
+        eraser.erase_before(START + timedelta(1))
+        left = {name.rpartition("/")[2] for name in files_below(url)}
+        assert left == {"notes.txt", *(name for name, _ in kept[2].files)}
+        remove_file(f"{url}/20261126/gone.jpg")  # another Gateway was quicker
+        with pytest.raises(StoreError, match="cannot list"):
+            list(files_below(url.replace("bucket-", "no-such-bucket-of-mine-")))
+
+
+async def test_all_gateways_erase_and_one_that_starts_later_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.serve.replica.start_replica", lambda _: None)
+    book = SampleBook(Erasures())
+    shared, folders = [], [tmp_path / name for name in "abc"]
+    for folder in folders:
+        assert SampleFolder(folder, KIB * KIB).write(sample_of(b"?", answer_of(), 0, START))
+        eraser = SampleEraser(Settings(sample_dir=str(folder)), 64, Erased())
+        shared.append(SharedSamples(FakeHandle(Hub(Settings(), book)), eraser))
+    first, second, third = shared
+    await second._exchange()
+    waiting = asyncio.create_task(first.erase("1"))
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        await second._exchange()
+    assert await waiting == Erasing("1", 2, 2, 2)
+    assert [names(folder) for folder in folders[:2]] == [[], []]
+    await third._exchange()
+    assert names(folders[2]) == []
+    again = SampleBook(Erasures())  # its replica was replaced, and learns from the Gateways
+    for gateway in shared:
+        gateway._handle = FakeHandle(Hub(Settings(), again))
+    await second._exchange()
+    assert again.facts.ids == {"1": 1}
 
 
 def test_a_store_that_is_gone_says_so(s3: str) -> None:
@@ -341,6 +442,9 @@ class Place:
             raise OSError(28, "No space left on device")
         self.samples.append(sample)
         return True
+
+    def erase(self, is_meant) -> set[str]:
+        raise AssertionError("nothing is erased here")
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import pickle
+from concurrent.futures import Future
 from copy import copy
 from types import SimpleNamespace
 
@@ -10,10 +12,10 @@ import psutil
 import pytest
 import ray
 from grpc.aio._server import Server
-from ray import serve
+from ray import cloudpickle, serve
 from ray.serve._private import constants, grpc_util, haproxy_templates
 
-from app.environment import MIB, serve_environment
+from app.environment import MIB, PREPARE_PROXY, PROXY_CALLBACK, serve_environment
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.grpc.tandem_pb2_grpc import EnsembleStub
@@ -121,6 +123,40 @@ def test_each_process_that_listens_for_http_drops_trailers(monkeypatch: pytest.M
     replicas.start_replica(Settings(), is_ingress=True)
     replicas.prepare_proxy()
     assert len(asked) == 2
+
+
+class Actor:
+    """An actor of Ray's, which takes functions unless it is ``dead``."""
+
+    def __init__(self, *, is_dead: bool = False) -> None:
+        self.num_taken, self.is_dead = 0, is_dead
+        self.__ray_call__ = self  # Ray's name
+
+    def remote(self, function):
+        if self.is_dead:
+            raise ray.exceptions.RayActorError(error_msg="the actor is dead")
+        self.num_taken += 1
+        future = Future[None]()
+        future.set_result(pickle.loads(cloudpickle.dumps(function))(self))
+        return SimpleNamespace(future=lambda: future)
+
+
+def test_proxies_that_nobody_prepared_are_asked_to_drop_trailers(monkeypatch, caplog):
+    actors = {"SERVE_PROXY_ACTOR-1": Actor(), "SERVE_CONTROLLER": Actor(is_dead=True)}
+    named = [{"name": name, "namespace": "serve"} for name in actors]
+    named.append({"name": "SERVE_PROXY_ACTOR-2", "namespace": "another"})
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: actors[name])
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda **_: named)
+    replicas.drop_trailers_in_proxies()
+    monkeypatch.setenv(PROXY_CALLBACK, PREPARE_PROXY)
+    replicas.drop_trailers_in_proxies()
+    assert (actors["SERVE_PROXY_ACTOR-1"].num_taken, caplog.messages) == (1, [])
+    monkeypatch.delenv(PROXY_CALLBACK)
+    actors["SERVE_PROXY_ACTOR-1"].is_dead = True
+    replicas.drop_trailers_in_proxies()
+    (told,) = caplog.messages
+    assert "take trailers of a body for headers: the actor is dead" in told.replace("\n", " ")
 
 
 # A stage's replica listens for the Gateways of its node, and ends when they are answered.

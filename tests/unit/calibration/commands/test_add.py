@@ -69,6 +69,7 @@ def test_what_was_added_is_listed_and_verified(home):
     assert result.exit_code == 0, result.exception
     assert f"{home / 'mine'} is there" in result.stdout
     assert "a: FP16" in result.stdout
+    assert "a: an embedding of" in result.stdout
     assert "next: tandem quantize mine --images DIR, then" in result.stdout
     assert "tandem evaluate mine --images DIR; tandem serve --model-set mine" in result.stdout
     rows = {row["name"]: row for row in json.loads(models("list --json").stdout)}

@@ -9,8 +9,6 @@ from tests.support.cases import cases
 from tests.support.command_line import tandem
 
 ROW = {"model_set": "tiny", "model_version": "0123456789ab", "agreement": True, "members": {}}
-NO_TIME = "--since 'yesterday': write a time as 2026-11-26"
-TOO_FEW = "samples: 0 answers, and the tests need at least 50"
 
 
 def record(path, labels, *, version="0123456789ab", start="", num_fast=0):
@@ -28,14 +26,18 @@ def record(path, labels, *, version="0123456789ab", start="", num_fast=0):
 
 
 def drift(reference, samples, *more):
-    return tandem("drift", "--reference", reference, "--samples", samples, *more)
+    return tandem("drift", "--reference", reference, "--samples", samples, *more, columns=80)
 
 
 def test_no_drift(tmp_path):
     done = drift(record(tmp_path / "a.jsonl", "ab"), record(tmp_path / "b.jsonl", "ba"))
     assert done.exit_code == 0, done.output
     assert "no drift: 100 samples and 100 references differ by no more than chance" in done.output
-    assert "Kolmogorov-Smirnov" in done.output
+    table = [line for line in done.output.splitlines() if line[:1] in "┏┃┡│└"]
+    assert max(map(len, table)) <= 80
+    assert "…" not in done.output
+    for words in ("Kolmogorov-Smirnov", "confidence", "matters from 0.2", "reference,"):
+        assert words in done.output
     assert "note" not in done.output
 
 

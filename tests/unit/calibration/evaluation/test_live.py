@@ -13,7 +13,7 @@ import pytest
 
 from calibration.datasets import MultiLabelledImage
 from calibration.evaluation.inference import AnsweredBatch
-from calibration.evaluation.live import LiveService, MultiLabelLiveService
+from calibration.evaluation.live import LiveService, MultiLabelLiveService, into_shadow
 from models.ensemble import average, top_k
 from models.errors import ModelSetError
 from models.image import read_image
@@ -258,6 +258,31 @@ def test_a_set_that_answers_wrongly_is_measured_as_such(pictures, tmp_path, serv
 def test_an_address_that_is_none(tiny_set, url, says):
     with pytest.raises(ModelSetError, match=says):
         LiveService(url, load_model_set(str(tiny_set)))
+
+
+def test_a_new_version_is_put_into_the_shadow_or_the_refusal_is_said(tiny_set, tmp_path):
+    model_set = load_model_set(str(tiny_set))
+    name = f"tiny@{model_set.fingerprint()}"
+    (tmp_path / "key").write_text("a-long-enough-key-of-mine\n")
+    with FakeServer() as server:
+        server.get = 200, json.dumps({"shares": {"tiny@0123456789ab": 100}, "revision": 3}).encode()
+        server.answer = lambda _: (200, b"{}")
+        assert into_shadow(server.url, model_set, tmp_path / "key") == name
+        path, body = server.requests[-1]
+        asked = {"shares": {"tiny@0123456789ab": 100}, "revision": 3, "shadow": name}
+        assert (path, json.loads(body)) == ("/v1/traffic", asked)
+        assert server.keys == ["Bearer a-long-enough-key-of-mine"] * 2
+        error = json.dumps({"error": {"message": "this service has one version"}}).encode()
+        server.get = 404, error
+        with pytest.raises(ModelSetError, match=r"is made, and .*: this service has one version"):
+            into_shadow(server.url, model_set)
+        server.get = 200, b"[]"
+        with pytest.raises(ModelSetError, match="does not answer as Tandem does"):
+            into_shadow(server.url, model_set)
+    with pytest.raises(ModelSetError, match="does not answer: "):
+        into_shadow(server.url, model_set)
+    with pytest.raises(ModelSetError, match=r"--shadow: .*is no address"):
+        into_shadow("http://[::1", model_set)
 
 
 COLOUR = PICTURES["cyan"][0]

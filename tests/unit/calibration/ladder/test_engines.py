@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibration.evaluation import inference
 from calibration.ladder import engines
-from calibration.ladder.engines import best_choice, outcome_of
-from calibration.ladder.preparations import (
+from calibration.ladder.engines import (
     PIXELS_NAME,
+    best_choice,
+    outcome_of,
     quantize,
     quantized_by_random_images,
     random_pixels,
@@ -164,7 +166,7 @@ def test_an_ensemble_with_a_member_of_onnx_runtime(tmp_path, monkeypatch):
         runtimes.add(network.runtime)
         return network
 
-    monkeypatch.setattr(engines, "load", noted)
+    monkeypatch.setattr(inference, "load", noted)
     choices = [INT8.model_copy(update={"batch": 4})]
     result = outcome_of(tiny_job(folder, tmp_path), "ensemble", choices)
     assert result.outcome == "measured", result.reason

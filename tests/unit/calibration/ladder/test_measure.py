@@ -9,15 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from calibration.ladder import ladder as measure
-from calibration.ladder.ladder import (
-    PackagePower,
-    Sample,
-    figures_of,
-    memory_mib,
-    run_calls,
-    sampled,
-)
+from calibration.ladder.ladder import figures_of, memory_mib, run_calls
+from models import machine
+from models.machine import PackagePower, UseSample, sampled
 from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 
@@ -67,7 +61,7 @@ def test_utilisation_is_of_the_cores():
 def test_figures_are_by_image_and_power_is_that_of_the_run(monkeypatch):
     monkeypatch.setattr(PackagePower, "watts", lambda _: 12.0)
     assert run_calls([lambda: None], 0.01, 1, 1).watts == 12.0
-    samples = [Sample(0.2, 3.0), Sample(0.4, None), Sample(0.3, 4.0)]
+    samples = [UseSample(0.2, 3.0), UseSample(0.4, None), UseSample(0.3, 4.0)]
     figures = figures_of([0.1, 0.2, 0.3], 2.0, 1.5, samples, 10)
     assert (figures.images_per_s, figures.p50_ms) == (15.0, 200.0)
     assert (figures.cpu_ms_per_image, figures.num_images) == (50.0, 30)
@@ -78,7 +72,7 @@ def test_figures_are_by_image_and_power_is_that_of_the_run(monkeypatch):
 
 def test_a_run_too_short_to_be_sampled_has_its_mean(monkeypatch):
     spent_s, now_s = iter([1.0, 4.0]), iter([0.0, 2.0])
-    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(now_s)))
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(now_s)))
     with sampled(60, 2, lambda: next(spent_s)) as samples:
         pass
     assert [sample.share for sample in samples] == [0.75]

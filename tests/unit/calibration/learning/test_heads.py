@@ -40,6 +40,22 @@ def test_leaving_out_in_closed_form_is_a_fit_without_them(width):
         assert np.allclose(row, expected[int(np.flatnonzero(group == place)[0])], atol=1e-6)
 
 
+def test_losses_by_products_are_those_by_scores(monkeypatch):
+    features, truth = drawn(num_classes=3, each=40, width=10)  # a fold has more rows than features
+    problem = _Problem(features, truth, stratified_folds(truth, alone(len(truth))))
+    alone_by_products, pairs_by_products = problem.losses()
+    monkeypatch.setattr(
+        _Problem,
+        "_loss",
+        lambda self, fold, solution: (
+            ((self.scores(fold, solution) - self._targets[own := self._places[fold]]) ** 2).sum(1)
+            * self._weights[own, 0]
+        ).sum(),
+    )
+    for fast, slow in zip((alone_by_products, pairs_by_products), problem.losses(), strict=True):
+        assert np.allclose(fast, slow, rtol=1e-9)
+
+
 def test_the_head_gives_the_scores_of_its_problem():
     features, truth = drawn()
     folds = stratified_folds(truth, alone(len(truth)))

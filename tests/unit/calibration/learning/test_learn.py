@@ -1,16 +1,25 @@
 """Sets learned from a few pictures on tiny networks, by the command."""
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
 
+import cv2
 import numpy as np
 import pytest
 
+from app.environment import MIB
+from app.samples.feedback import TaughtFolder
+from app.samples.samples import SampleFolder, sample_of
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.learning import features
+from calibration.learning.photographs import photographs_of
 from models.errors import ModelSetError
 from models.model_set import earlier_sets, load_model_set
+from tests.support.answers import answer_of
 from tests.support.calibration.noisy_pictures import write_noisy
 from tests.support.command_line import tandem
 
@@ -81,8 +90,6 @@ def test_a_second_run_adds_photographs_and_classes(learn, photographs, tiny_set,
     grey = tmp_path / "more" / "grey"
     shutil.copytree(more / "blue", grey)
     for path in grey.iterdir():
-        import cv2
-
         level = rng.integers(0, 40, (24, 24, 1)) + np.array([200, 200, 200])
         path.write_bytes(cv2.imencode(".png", level.astype(np.uint8))[1].tobytes())
     shutil.rmtree(photographs)  # their features are kept
@@ -94,6 +101,53 @@ def test_a_second_run_adds_photographs_and_classes(learn, photographs, tiny_set,
     assert [version.fingerprint() for version in earlier_sets(second.folder)] == [
         first.fingerprint()
     ]
+
+
+def test_what_a_service_was_taught_makes_the_next_version(learn, photographs, tiny_set, tmp_path):
+    learn("--images", photographs, "--from", tiny_set)
+    kept = tmp_path / "kept"
+    taught, sampled = TaughtFolder(kept / "taught", MIB, 100), SampleFolder(kept / "samples", MIB)
+    more = write_noisy(tmp_path / "more", 4, 9)
+    for path in sorted(more.glob("*/*.png"))[:8]:
+        taught.keep(path.read_bytes(), path.parent.name, "own")
+    moved = (photographs / "red" / "0-1.png").read_bytes()
+    taught.keep(moved, "red", "own")
+    taught.keep(moved, "green", "own")  # what was said last
+    red = [path.read_bytes() for path in sorted((more / "red").iterdir())]
+    samples = [
+        sample_of(data, replace(answer_of(), request_id=str(n)), 0, datetime.now(UTC), other)
+        for n, (data, other) in enumerate(zip(red, (None, answer_of(), None, None), strict=True))
+    ]
+    assert all(map(sampled.write, samples))
+    taught.correct("0", 0, "red", "own")
+    taught.correct("9", 0, "red", "own")  # of a sample that was not kept
+    told = learn("--corrections", kept)
+    assert told["num_photographs"] == 36 + 8 + 1
+    own_photographs = photographs_of(own(tmp_path))
+    sha256 = hashlib.sha256(moved).hexdigest()
+    assert [p.label for p in own_photographs if p.sha256 == sha256] == ["green"]
+    (note,) = [note for note in told["notes"] if "differently" in note]
+    assert note.startswith("1 samples that versions answer differently have no label")
+    assert any("change their class" in note for note in told["notes"])
+    (tmp_path / "empty").mkdir()
+    refusal = learn("--corrections", tmp_path / "empty", is_refused=True)
+    assert refusal.startswith("no photograph with a label lies in")
+    assert learn(is_refused=True).startswith("nothing to learn from: give --images")
+
+
+def test_many_classes_of_two_photographs_each(learn, tiny_set, tmp_path):
+    rng = np.random.default_rng(6)
+    for number in range(300):
+        (folder := tmp_path / "many" / f"class {number}").mkdir(parents=True)
+        for count, level in enumerate(rng.integers(0, 256, (2, 3))):
+            pixels = np.full((24, 24, 3), level, np.uint8)
+            (folder / f"{count}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
+    told = learn("--images", tmp_path / "many", "--from", tiny_set)
+    assert (told["num_classes"], told["num_photographs"]) == (300, 600)
+    learned = own(tmp_path)
+    assert learned.labels[:3] == ("class 0", "class 1", "class 2")
+    assert learned.problems() == []
+    assert tandem("models", "verify", learned.folder).exit_code == 0
 
 
 def test_another_set_of_that_name_is_not_overwritten(learn, photographs, tiny_set, tmp_path):

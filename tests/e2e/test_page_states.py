@@ -1,18 +1,47 @@
 """The page in states that a healthy service cannot be brought into, answered in the browser.
 
 A member lost, a thousand classes, not ready yet, full: :func:`fulfil` answers in place of the
-service.
+service. What it does not answer comes from the HTTP interface, without networks. The page of a
+whole service: shipped/test_page.py.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from app.settings import Settings
+from tests.support.fakes import FakeService
+from tests.support.gateway_behind_haproxy import gateway_of
 from tests.support.services.page_driver import an_answer, answered, drop, fulfil
 
 pytestmark = pytest.mark.browser
+
+
+class AnyPicture(FakeService):
+    """Gives every picture the same label; knows ten, and has the members of `an_answer`."""
+
+    def _one(self, data, request_id):
+        return super()._one(b"image", request_id)
+
+    def served_models(self):
+        models = super().served_models()
+        (member,) = models.members
+        members = [replace(member, name=name) for name in an_answer()["members"]]
+        return replace(models, members=members, labels=[f"class {i}" for i in range(10)])
+
+
+@pytest.fixture(scope="module")
+def service_url():
+    with gateway_of(AnyPicture(Settings())) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def photo_label() -> str:
+    return "image"
 
 
 def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
@@ -32,6 +61,33 @@ def test_a_thousand_classes_are_counted_and_listed_on_demand(open_page):
     page.locator("#more summary").click()
     expect(page.locator("#all-labels")).to_be_visible()
     expect(page.locator("#all-labels li")).to_have_count(1000)
+
+
+def test_a_service_that_is_taught_takes_pictures_and_a_full_one_says_so(open_page, photo_file):
+    labels = ["tench", "church"]
+    models: dict[str, Any] = {"model_set": "a-set", "labels": labels, "members": [], "teach": True}
+    kept = {"photographs": 1, "labels": {"tench": 1}}
+
+    def prepare(page):
+        fulfil(page, "/v1/models", models)
+        fulfil(page, "/v1/teach", kept)
+        error = {"error": {"message": "2 photographs are kept, of at most 2"}}
+        fulfil(page, "/v1/teach?label=none", error, 409)
+
+    page = open_page(("/v1/teach",), prepare=prepare)
+    expect(page.locator(".tile")).to_contain_text(
+        ["tench1 photograph", "churchdrop or choose", "none of these"]
+    )
+    answered(page, an_answer(), photo_file)
+    expect(page.locator("#right")).to_have_value("church")
+    page.locator("#right").select_option("none")
+    page.locator("#correct button").click()
+    expect(page.locator("#corrected")).to_have_text(
+        "Not kept. 2 photographs are kept, of at most 2"
+    )
+    page = open_page()
+    expect(page.locator("#labels li").first).to_be_visible()
+    expect(page.locator("#teach")).to_be_hidden()
 
 
 def test_disagreement_and_a_lost_member_are_said(open_page, photo_file):
@@ -232,23 +288,34 @@ def test_a_full_service_offers_another_try(open_page, photo_file, photo_label):
 
 def test_only_the_pictures_that_failed_are_sent_again(open_page, photo_file):
     page = open_page(expected_failures=("/v1/classify",))
-    failed = {"error": {"code": "slow_request", "message": "3 of 9 KB came."}}
+    failed = {"error": {"code": "overloaded", "message": "64 requests are waiting."}}
     sent = []
 
     def answer(route: Route) -> None:
         sent.append(route.request.url)
         is_first = len(sent) == 1
-        route.fulfill(status=408 if is_first else 200, json=failed if is_first else an_answer())
+        route.fulfill(status=429 if is_first else 200, json=failed if is_first else an_answer())
 
     page.route("**/v1/classify*", answer)
     others = [(f"{i}.jpg", "image/jpeg", bytes([i]) * 9) for i in range(2)]
     drop(page, *others, photo_file)
     expect(page.locator(".card .said")).to_have_count(2)
-    expect(page.locator(".card").first.locator(".wrong")).to_contain_text("did not arrive in time")
+    expect(page.locator(".card").first.locator(".wrong")).to_contain_text("Try again in a moment")
     page.get_by_role("button", name="Try 1 again").click()
     expect(page.locator(".card .said")).to_have_count(3)
     assert len(sent) == 4
     expect(page.locator("#retry")).to_be_hidden()
+
+
+def test_a_picture_that_came_too_late_twice_is_explained(open_page, photo_file):
+    page, sent = open_page(expected_failures=("/v1/classify",)), []
+    page.on("request", lambda request: sent.append(request.url))
+    late = {"error": {"code": "slow_body", "message": "allow more time (request_timeout_s)"}}
+    answered(page, late, photo_file, status=408)
+    problem = page.get_by_role("alert")
+    expect(problem).to_contain_text("too slow for this picture")
+    expect(problem).not_to_contain_text("request_timeout_s")
+    assert len([url for url in sent if "/v1/classify" in url]) == 2
 
 
 def test_how_much_of_a_picture_was_sent_is_shown(open_page, photo_file):
