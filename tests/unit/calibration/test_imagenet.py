@@ -124,6 +124,7 @@ def test_one_command_makes_the_set_and_says_how_it_is_served(index, home):
     assert "asks lite0, then lite1, then lite2 where" in card
     assert manifest.sure is not None
     assert f"from a probability of {manifest.sure.probability:.3f} on" in card
+    assert "366 photographs of ImageNet's validation set, which fitted nothing" in card
     plan = manifest.usable_plan("INT8")
     assert plan is not None, manifest.plan_problem("INT8")
     assert (plan.judged.num_images, plan.answer_set is not None) == (500, True)
