@@ -9,8 +9,6 @@ No file changes: a fork of this process imports the module with its fault, and r
 
 import argparse
 import ast
-import importlib.abc
-import importlib.util
 import json
 import os
 import re
@@ -24,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from random import Random
 from types import CodeType
@@ -71,10 +69,9 @@ def main() -> None:
     arguments.add_argument("--left", action="store_true", help="those that no run has found yet")
     arguments.add_argument("--write", action="store_true", help="keep the outcomes in the file")
     arguments.add_argument("--draw", metavar="MODULE", help="print ten faults for a module instead")
-    arguments.add_argument("--seed", type=int, default=41, help="of --draw")
     chosen = arguments.parse_args()
     if chosen.draw:
-        print(json.dumps([asdict(fault) for fault in drawn(chosen.draw, chosen.seed)], indent=1))
+        print(json.dumps([asdict(fault) for fault in drawn(chosen.draw)], indent=1))
         return
     import_module("tests.support.fakes")  # the forks need not import what it imports
 
@@ -98,7 +95,6 @@ def main() -> None:
 
 
 def known_faults() -> list[Fault]:
-    """Return the faults of the file."""
     return [Fault(**fault) for fault in json.loads(LEDGER.read_text("utf-8"))["faults"]]
 
 
@@ -137,11 +133,11 @@ def planted(fault: Fault) -> str:
     return source.replace(fault.text, fault.planted)
 
 
-def drawn(module: str, seed: int, most: int = 10) -> list[Fault]:
-    """Return some of the faults that can be planted in a module; the same for the same code."""
+def drawn(module: str) -> list[Fault]:
+    """Return ten of the faults that can be planted in a module; the same for the same code."""
     faults = list(faults_of(module))
-    Random(f"{seed} {module}").shuffle(faults)
-    return faults[:most]
+    Random(module).shuffle(faults)
+    return faults[:10]
 
 
 def faults_of(module: str) -> Iterator[Fault]:
@@ -194,7 +190,7 @@ def _run_tests(fault: Fault | None, test: str) -> int:
     for name in [name for name in sys.modules if OURS.match(name)]:
         del sys.modules[name]  # imported anew, the one with its fault
     if fault:
-        sys.meta_path.insert(0, PlantingFinder(fault))
+        _plant(fault)
     options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before the fork
     try:
@@ -215,26 +211,16 @@ def _wait(child: int, within_s: float) -> int | None:
     return None
 
 
-class PlantingFinder(importlib.abc.MetaPathFinder):
-    def __init__(self, fault: Fault) -> None:
-        self._fault = fault
-        self._name = fault.module.removesuffix(".py").replace("/", ".")
+def _plant(fault: Fault) -> None:
+    """Let a module be imported with its fault."""
+    name, own = fault.module.removesuffix(".py").replace("/", "."), SourceFileLoader.get_code
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        location = ROOT / self._fault.module
-        loader = _PlantingLoader(name, str(location), self._fault)
-        return importlib.util.spec_from_file_location(name, location, loader=loader)
+    def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+        if fullname != name:
+            return own(loader, fullname)
+        return compile(planted(fault), loader.path, "exec", dont_inherit=True)
 
-
-class _PlantingLoader(importlib.machinery.SourceFileLoader):
-    def __init__(self, name: str, path: str, fault: Fault) -> None:
-        super().__init__(name, path)
-        self._fault = fault
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(planted(self._fault), self.path, "exec", dont_inherit=True)
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
 def _change(node: ast.AST) -> tuple[str, Any, str] | None:
