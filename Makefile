@@ -140,7 +140,7 @@ coverage: $(VENV)/.all ## lines and branches that the unit tests run, by package
 		--cov --cov-report=json:build/coverage/report.json tests/unit
 	$(BIN)/python -m tests.support.coverage_table
 
-mutations: $(VENV)/.test ## plant 60 faults in the core modules, one by one; print JSON of which tests find
+mutations: $(VENV)/.test ## plant faults in the core modules, one by one; print JSON of which tests find
 	@$(BIN)/python -m tests.support.planted_faults
 
 # What is pinned stays, unless UPGRADE=1. GPU libraries of torch are left free: a CPU build has none.

@@ -1,16 +1,14 @@
-"""Plants faults in the core modules and runs the tests of each module: make mutations.
+"""Plants faults in the core modules and runs the tests that should find each: make mutations.
 
-Where a module's own test files find nothing, those of its package run.
+The faults are those of ``tests/load/results/planted_faults.json``: a text that occurs once in a
+module, what stands in its place, and the test file that should find it. A unit test says when code
+has moved away from its fault. ``--draw MODULE`` prints faults for a new module.
 
-A fault is a change of the syntax tree: a comparison turned, an integer off by one, a condition
-negated, a return dropped. No file changes: a fork of this process imports the module with its
-fault, and runs pytest. A module's faults are the same for the same seed and code.
+No file changes: a fork of this process imports the module with its fault, and runs pytest.
 """
 
 import argparse
 import ast
-import importlib.abc
-import importlib.util
 import json
 import os
 import re
@@ -22,9 +20,9 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from random import Random
 from types import CodeType
@@ -34,6 +32,7 @@ from models.machine import describe_machine
 from tests.support import module_tests
 
 ROOT = Path(__file__).parents[2]
+LEDGER = ROOT / "tests/load/results/planted_faults.json"
 FOLDERS = ("app/queueing/", "app/graph/", "app/access", "models/ensemble", "models/image")
 CORE = tuple(module for module in module_tests.modules() if module.startswith(FOLDERS))
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -42,71 +41,74 @@ TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
 OURS = re.compile(r"(app|calibration|models|tests)(\.(?!.*_pb2)|$)")  # messages register once
-DEADLINE_S = 120  # of a run of one module's tests, which take up to 30: what hangs is killed
 FOUND = ("found", "hung")  # outcomes
-NEIGHBOURS_DEADLINE_S = 400  # of the tests of a module's package
-WHOLE_DEADLINE_S = 900  # of all tests together, without a fault
+DEADLINE_S = 300  # of a test file without a fault
+# With a fault a file has three times as long as without one, and this: what hangs is killed.
+MORE_S = 20
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A place of a module's tree, by its number in ast.walk, and what is done there."""
+    """A text of a module, what is planted in its place, and the test file that should find it.
+
+    ``outcome`` is that of the last run, None before the first.
+    """
 
     module: str
-    line: int
     kind: str
-    place: int
-    source: str
+    text: str
+    planted: str
+    test: str
+    outcome: str | None = None
 
 
 def main() -> None:
     """Print JSON: every fault planted, and whether a test failed."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--faults", type=int, default=60)
-    arguments.add_argument("--seed", type=int, default=41)
     arguments.add_argument("--only", default="", help="modules whose path contains this")
-    arguments.add_argument("--results", type=Path, help="go on from this file, and write it")
+    arguments.add_argument("--left", action="store_true", help="those that no run has found yet")
+    arguments.add_argument("--write", action="store_true", help="keep the outcomes in the file")
+    arguments.add_argument("--draw", metavar="MODULE", help="print ten faults for a module instead")
     chosen = arguments.parse_args()
+    if chosen.draw:
+        print(json.dumps([asdict(fault) for fault in drawn(chosen.draw)], indent=1))
+        return
     import_module("tests.support.fakes")  # the forks need not import what it imports
 
-    faults = [f for f in sample(chosen.faults, chosen.seed) if chosen.only in f.module]
-    outcomes = _found_before(chosen.results)
-    left = [fault for fault in faults if fault not in outcomes]
-    tests = sorted({test for fault in left for test in tests_of(fault.module)})
-    if left and (outcome := outcome_of(None, tests, WHOLE_DEADLINE_S)) != "survived":
-        sys.exit(f"the tests fail without a fault ({outcome}): mend them first")
+    faults = known_faults()
+    asked = [
+        number
+        for number, fault in enumerate(faults)
+        if chosen.only in fault.module and not (chosen.left and fault.outcome in FOUND)
+    ]
     machine = _machine()
-    for fault in left:
-        begun = time.monotonic()
-        outcomes[fault] = outcome_of(fault, tests_of(fault.module))
-        if outcomes[fault] == "survived":
-            others = outcome_of(fault, neighbours_of(fault.module), NEIGHBOURS_DEADLINE_S)
-            outcomes[fault] = "found" if others == "found" else "survived"  # many may be slow
-        where = f"{fault.module}:{fault.line} {fault.kind}: {fault.source}"
-        took = f"{outcomes[fault]:9}{time.monotonic() - begun:4.0f} s"
-        print(took, where, file=sys.stderr, flush=True)
-        if chosen.results:
-            chosen.results.write_text(_report(chosen.seed, machine, faults, outcomes), "utf-8")
-    print(_report(chosen.seed, machine, faults, outcomes), end="")
+    took_s = {test: _seconds_of(test) for test in sorted({faults[number].test for number in asked})}
+    for number in asked:
+        begun, fault = time.monotonic(), faults[number]
+        outcome = outcome_of(fault, fault.test, MORE_S + 3 * took_s[fault.test])
+        faults[number] = replace(fault, outcome=outcome)
+        where = f"{fault.module} {fault.kind}: {fault.text.splitlines()[0].strip()}"
+        print(f"{outcome:9}{time.monotonic() - begun:4.0f} s", where, file=sys.stderr, flush=True)
+        if chosen.write:
+            LEDGER.write_text(_report(machine, faults), "utf-8")
+    print(_report(machine, [faults[number] for number in asked]), end="")
 
 
-def _found_before(file: Path | None) -> dict[Fault, str]:
-    """Return the faults that tests found in an earlier run; a module that changed has others."""
-    if file is None or not file.exists():
-        return {}
-    results = json.loads(file.read_text("utf-8"))["faults"]
-    return {
-        Fault(**{k: v for k, v in result.items() if k != "outcome"}): result["outcome"]
-        for result in results
-        if result["outcome"] in FOUND
-    }
+def known_faults() -> list[Fault]:
+    return [Fault(**fault) for fault in json.loads(LEDGER.read_text("utf-8"))["faults"]]
 
 
-def _report(seed, machine, faults, outcomes):
-    rows = [{**asdict(f), "outcome": outcomes[f]} for f in faults if f in outcomes]
-    num_found = sum(row["outcome"] in FOUND for row in rows)
-    figures = {"seed": seed, "planted": len(rows), "found": num_found, "faults": rows}
+def _report(machine: dict[str, Any], faults: list[Fault]) -> str:
+    num_found = sum(fault.outcome in FOUND for fault in faults)
+    figures = {"planted": len(faults), "found": num_found, "faults": [*map(asdict, faults)]}
     return json.dumps({**machine, **figures}, indent=1) + "\n"
+
+
+def _seconds_of(test: str) -> float:
+    begun = time.monotonic()
+    if (outcome := outcome_of(None, test, DEADLINE_S)) != "survived":
+        sys.exit(f"{test} fails without a fault ({outcome}): mend it first")
+    return time.monotonic() - begun
 
 
 def _machine() -> dict[str, Any]:
@@ -116,57 +118,50 @@ def _machine() -> dict[str, Any]:
     return {**describe_machine(("pytest",)), "command": command, "commit": commit}
 
 
-def sample(num_faults: int, seed: int) -> list[Fault]:
-    """Return faults spread evenly over the core modules."""
-    places = [list(faults_of(module)) for module in CORE]
-    for module, faults in zip(CORE, places, strict=True):
-        Random(f"{seed} {module}").shuffle(faults)  # whatever changes in other modules
-    rounds = [
-        [faults[turn] for faults in places if turn < len(faults)] for turn in range(num_faults)
-    ]
-    return [fault for faults in rounds for fault in faults][:num_faults]
+def planted(fault: Fault) -> str:
+    """Return the module's source with its fault.
+
+    Raises:
+        ValueError: the text does not occur exactly once.
+    """
+    source = (ROOT / fault.module).read_text("utf-8")
+    if (num := source.count(fault.text)) != 1:
+        raise ValueError(
+            f"{fault.module} has {num} times, not once: {fault.text!r}; give the fault in "
+            f"{LEDGER.name} the text that took its place"
+        )
+    return source.replace(fault.text, fault.planted)
+
+
+def drawn(module: str) -> list[Fault]:
+    """Return ten of the faults that can be planted in a module; the same for the same code."""
+    faults = list(faults_of(module))
+    Random(module).shuffle(faults)
+    return faults[:10]
 
 
 def faults_of(module: str) -> Iterator[Fault]:
-    tree = ast.parse((ROOT / module).read_text("utf-8"))
+    """Yield a fault for each place, in whole lines: as many as make its text unique."""
+    source, test = (ROOT / module).read_text("utf-8"), module_tests.tests_of(module)[0]
+    tree, lines = ast.parse(source), source.splitlines(keepends=True)
     skipped = _without_effect(tree)
-    for place, node in enumerate(ast.walk(tree)):
-        if id(node) not in skipped and (kind := _kind(node)):
-            line = getattr(node, "lineno", 0) or node.test.lineno  # type: ignore[attr-defined]
-            yield Fault(module, line, kind, place, ast.unparse(node).splitlines()[0])
+    for node in ast.walk(tree):
+        if id(node) in skipped or not (change := _change(node)):
+            continue
+        kind, part, new = change
+        first, last = part.lineno - 1, part.end_lineno
+        text = "".join(lines[first:last])
+        start = len(lines[first].encode()[: part.col_offset].decode())
+        end = len(text) - len(lines[last - 1].encode()[part.end_col_offset :].decode())
+        changed = text[:start] + new + text[end:]
+        while source.count(text) > 1:
+            first -= 1
+            text, changed = lines[first] + text, lines[first] + changed
+        yield Fault(module, kind, text, changed, test)
 
 
-def planted(fault: Fault) -> ast.Module:
-    tree = ast.parse((ROOT / fault.module).read_text("utf-8"))
-    node = list(ast.walk(tree))[fault.place]
-    match node:
-        case ast.Compare():
-            node.ops[0] = TURNED[type(node.ops[0])]()
-        case ast.Constant():
-            node.value = int(str(node.value)) + 1
-        case ast.If() | ast.IfExp() | ast.While():
-            node.test = ast.copy_location(ast.UnaryOp(ast.Not(), node.test), node.test)
-        case ast.Return():
-            node.value = None
-        case _:
-            raise ValueError(f"no fault is known for {ast.unparse(node)}")
-    return ast.fix_missing_locations(tree)
-
-
-def tests_of(module: str) -> list[str]:
-    """Return the test files of a module, without those that draw their input."""
-    return [test for test in module_tests.tests_of(module) if "fuzz" not in Path(test).stem]
-
-
-def neighbours_of(module: str) -> list[str]:
-    """Return the other test files of a module's package, which may find what its own do not."""
-    folder = ROOT / "tests" / "unit" / Path(module).parent.as_posix().removeprefix("app/")
-    files = {str(file.relative_to(ROOT)) for file in folder.glob("test_*.py")}
-    return sorted(file for file in files - {*tests_of(module)} if "fuzz" not in file)
-
-
-def outcome_of(fault: Fault | None, tests: list[str], deadline_s: float = DEADLINE_S) -> str:
-    """Run tests in a fork; return "found", "survived", "hung" or "broken"."""
+def outcome_of(fault: Fault | None, test: str, deadline_s: float) -> str:
+    """Run a test file in a fork; return "found", "survived", "hung" or "broken"."""
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
         if child == 0:
@@ -174,7 +169,7 @@ def outcome_of(fault: Fault | None, tests: list[str], deadline_s: float = DEADLI
             status = 70  # neither pytest's "passed" nor its "failed"
             try:
                 with redirect_stdout(output), redirect_stderr(output):
-                    status = _run_tests(fault, tests)
+                    status = _run_tests(fault, test)
             except BaseException:
                 traceback.print_exc(file=output)
             finally:
@@ -189,17 +184,17 @@ def outcome_of(fault: Fault | None, tests: list[str], deadline_s: float = DEADLI
         return {0: "survived", 1: "found", 2: "found"}.get(ended, "broken")  # 2: not even imported
 
 
-def _run_tests(fault: Fault | None, tests: list[str]) -> int:
+def _run_tests(fault: Fault | None, test: str) -> int:
     import pytest
 
     for name in [name for name in sys.modules if OURS.match(name)]:
         del sys.modules[name]  # imported anew, the one with its fault
     if fault:
-        sys.meta_path.insert(0, PlantingFinder(fault))
+        _plant(fault)
     options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before the fork
     try:
-        return int(pytest.main([*options, "-m", "not slow", *tests]))
+        return int(pytest.main([*options, "-m", "not slow", test]))
     except pytest.PytestUnraisableExceptionWarning:
         return 1  # a coroutine that nobody awaited, at the end: pytest's command fails too
 
@@ -216,43 +211,35 @@ def _wait(child: int, within_s: float) -> int | None:
     return None
 
 
-class PlantingFinder(importlib.abc.MetaPathFinder):
-    def __init__(self, fault: Fault) -> None:
-        self._fault = fault
-        self._name = fault.module.removesuffix(".py").replace("/", ".")
+def _plant(fault: Fault) -> None:
+    """Let a module be imported with its fault."""
+    name, own = fault.module.removesuffix(".py").replace("/", "."), SourceFileLoader.get_code
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        location = ROOT / self._fault.module
-        loader = _PlantingLoader(name, str(location), self._fault)
-        return importlib.util.spec_from_file_location(name, location, loader=loader)
+    def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+        if fullname != name:
+            return own(loader, fullname)
+        return compile(planted(fault), loader.path, "exec", dont_inherit=True)
 
-
-class _PlantingLoader(importlib.machinery.SourceFileLoader):
-    def __init__(self, name: str, path: str, fault: Fault) -> None:
-        super().__init__(name, path)
-        self._fault = fault
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(planted(self._fault), self.path, "exec", dont_inherit=True)
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
-def _kind(node: ast.AST) -> str | None:
+def _change(node: ast.AST) -> tuple[str, Any, str] | None:
+    """Return a fault's kind, the node it replaces, and the new text; None: there is none here."""
     match node:
-        case ast.Compare(ops=[op]) if type(op) in TURNED:
-            return "comparison turned"
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in TURNED:
+            turned = ast.Compare(left, [TURNED[type(op)]()], [right])
+            return "comparison turned", node, ast.unparse(turned)
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return "constant off by one"
-        case ast.If() | ast.IfExp() | ast.While():
-            return "condition negated"
+            return "constant off by one", node, str(value + 1)
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            return "condition negated", test, f"not ({ast.unparse(test)})"
         case ast.Return(value=ast.expr()):
-            return "return dropped"
+            return "return dropped", node, "return None"
     return None
 
 
 def _without_effect(tree: ast.Module) -> set[int]:
-    """Return the nodes whose change nothing can notice: types, and imports for them."""
+    """Return the nodes whose change nothing can notice: types, imports for them, texts."""
     parts: list[ast.AST | None] = []
     for node in ast.walk(tree):
         match node:
@@ -260,6 +247,8 @@ def _without_effect(tree: ast.Module) -> set[int]:
                 parts.append(node.returns)
             case ast.arg() | ast.AnnAssign():
                 parts.append(node.annotation)
+            case ast.JoinedStr():  # has no places of its parts
+                parts.append(node)
             case (
                 ast.If(test=ast.Name(id="TYPE_CHECKING"))
                 | ast.Return(value=ast.Constant(value=None))
