@@ -81,7 +81,8 @@ VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
     "teach_mib": ("64", 64),
     "teach_photographs": ("200", 200),
 }
-NEEDS = {"sample_ratio": "sample_dir", "teach": "teach_dir"}  # a setting that is refused without another
+# A setting that is refused without another.
+NEEDS = {"sample_ratio": "sample_dir", "teach": "teach_dir"}
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
