@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -49,9 +50,10 @@ ImageNet's 1,000 classes: EfficientNet-Lite 0, 1 and 2 (224, 240 and 260 px), IN
   images. So each wrong answer counted {sure.wrong_weight:g} times. `tandem evaluate imagenet
   --images DIR --calibrate` fits them to labelled photographs of yours. Then do the same with
   `--sure-at 0.95`, and with `--plan`.
-- **Sure** is an answer of all three from a probability of {sure.probability:.3f} on. Of 366
-  photographs of ImageNet's validation set, which fitted nothing, 51.1 % are, and 96.3 % of these
-  right. Some of the three, and each step of the plan, have their own bounds.
+- **Sure** is an answer of all three from a probability of {sure.probability:.3f} on. Of
+  {unseen[num_images]} photographs of ImageNet's validation set, which fitted nothing,
+  {unseen[full][share]:.1%} are, and {unseen[full][right]:.1%} of these right. Some of the three,
+  and each step of the plan, have their own bounds.
 - **The fast plan** asks {plan} where the answer before is not likely
   enough. On these photographs it takes {times:.1f} times fewer CPU-ms, and loses {lost:.2f} points
   of top-1 ({low:+.2f} to {high:+.2f}).
@@ -148,10 +150,17 @@ def imagenet(
 
 def with_trust(manifest: Manifest) -> Manifest:
     """Return the manifest with temperatures, bounds and the fast plan of these weights."""
-    trust = yaml.safe_load(files("calibration").joinpath("imagenet_trust.yaml").read_text("utf-8"))
+    trust = _constants()
+    trust.pop("unseen")
     tempered = with_temperatures(manifest, trust.pop("temperatures"))
     trust["fast_plan"]["made_for"] = tempered.plan_key("INT8")
     return Manifest.model_validate(tempered.model_dump(mode="json", exclude_none=True) | trust)
+
+
+def _constants() -> dict[str, Any]:
+    text = files("calibration").joinpath("imagenet_trust.yaml").read_text("utf-8")
+    constants: dict[str, Any] = yaml.safe_load(text)
+    return constants
 
 
 def _card(manifest: Manifest) -> str:
@@ -161,6 +170,7 @@ def _card(manifest: Manifest) -> str:
     low, high = (100 * bound for bound in judged.lost_interval)
     return CARD.format(
         sure=manifest.sure,
+        unseen=_constants()["unseen"],
         plan=", then ".join(" and ".join(step.ask) for step in plan.steps),
         times=judged.full_cpu_ms / judged.cpu_ms,
         lost=100 * judged.lost,

@@ -115,6 +115,17 @@ class Rows:
                     f"of memory, the limit is 1: give --max-images {number - len(parts)} or fewer"
                 )
 
+    def with_temperatures(self, temperatures: Mapping[str, float], wrong_weight: float) -> "Rows":
+        """Return the same images with members' rows at these temperatures, where there are any."""
+        made = Rows.__new__(Rows)
+        made.__dict__ |= {k: v for k, v in self.__dict__.items() if k not in ("truth", "members")}
+        made.wrong_weight = wrong_weight
+        made._batches = [
+            (parts, truth, {n: tempered(of, temperatures.get(n, 1.0)) for n, of in rows.items()})
+            for parts, truth, rows in self._batches
+        ]
+        return made
+
     def check(self, option: str) -> None:
         """Raise :class:`ModelSetError` if a part has too few images."""
         nums = {part: int(self.mask(part).sum()) for part in ("fit", "choose", "judge")}

@@ -41,6 +41,7 @@ MAX_LOST = 0.005  # of top-1, a fraction
 MAX_EXPECTED = 0.001
 DEFAULT_TARGET = 0.95  # of right answers among sure ones, if the set has no bound
 NUM_STOPS = 60  # thresholds that are tried at a step
+MAX_MORE = 0.15  # of images that go on in a plan that is carried over
 MAX_SHOWN = 8  # of the front
 Places = npt.NDArray[np.int64]
 Asks = tuple[tuple[str, ...], ...]  # the members of each step
@@ -137,15 +138,23 @@ def search(
             f"within {MAX_LOST * 100:g} points on {int(rows.mask('choose').sum())} images; serve "
             "plan: full, or give more images"
         )
-    target = manifest.sure.target if manifest.sure else DEFAULT_TARGET
     score = trial.score(best)
+    others = [trial.score(steps) for steps in front if steps != best]
+    scores = sorted([score, *others], key=lambda each: each.judged.cpu_ms)
+    record = _record(score, manifest, rows, dataset, images_sha256)
+    return PlanSearch(precision, dict(cpu_ms), tuple(scores), score, record)
+
+
+def _record(
+    score: PlanScore, manifest: Manifest, rows: Rows, dataset: str, images_sha256: str
+) -> PlanRecord:
     record = PlanRecord(
         steps=tuple(
             StepRecord(ask=s.ask, stop_at=s.stop_at, temperature=s.temperature, share=share)
-            for s, share in zip(best, score.shares, strict=True)
+            for s, share in zip(score.steps, score.shares, strict=True)
         ),
-        precision=precision,
-        made_for=manifest.plan_key(precision),
+        precision=rows.precision,
+        made_for=manifest.plan_key(rows.precision),
         dataset=dataset,
         images_sha256=images_sha256,
         measured=date.today(),
@@ -153,10 +162,29 @@ def search(
         chosen=score.chosen,
         judged=score.judged,
     )
-    others = [trial.score(steps) for steps in front if steps != best]
-    scores = sorted([score, *others], key=lambda each: each.judged.cpu_ms)
-    record = with_bounds(record, rows, target)
-    return PlanSearch(precision, dict(cpu_ms), tuple(scores), score, record)
+    target = manifest.sure.target if manifest.sure else DEFAULT_TARGET
+    return with_bounds(record, rows, target)
+
+
+def carried_over(plan: PlanSearch, before: Rows, manifest: Manifest, rows: Rows) -> PlanRecord:
+    """Return a plan for other probabilities of the images that it was searched on, ``before``.
+
+    Of the images that choose thresholds as many go on at each step, or the fewest more with which
+    they lose no more top-1 than a choice may. ``manifest`` has the temperatures of ``rows``.
+    """
+    trial, chosen = _Trial(rows, plan.cpu_ms), rows.mask("choose")
+    at = _Trial(before, plan.cpu_ms).step_of(plan.best.steps)
+    go_on = [
+        float((at > number)[chosen & (at >= number)].mean())
+        for number in range(len(plan.best.steps))
+    ]
+    some = (
+        trial.with_shares(plan.best.steps, [share + more for share in go_on])
+        for more in np.linspace(0, MAX_MORE, NUM_STOPS)
+    )
+    steps = next(filter(trial.keeps_accuracy, some), trial.with_shares(plan.best.steps, go_on))
+    record = plan.record
+    return _record(trial.score(steps), manifest, rows, record.dataset, record.images_sha256)
 
 
 def candidates(names: Sequence[str]) -> Iterator[Asks]:
@@ -187,10 +215,10 @@ class _Trial:
         self._every: Flags = np.ones(len(self._truth), np.bool_)
         # These repeat for many candidates.
         self._average, self._classes = cache(rows.of), cache(lambda n: rows.of(n).argmax(axis=1))
-        self._likeliest = cache(lambda n, t: tempered(rows.of(n), t).max(axis=1))
+        self.likeliest = cache(lambda n, t: tempered(rows.of(n), t).max(axis=1))
         self._temperatures: dict[tuple[tuple[str, ...], bytes], float] = {}
         names = tuple(rows.weights)
-        self._full = tempered(rows.of(names), self._temperature(names, self._every))
+        self._full = tempered(rows.of(names), self.temperature(names, self._every))
         self._full_right: Rightness = self._classes(names) == self._truth
         self._full_ms = sum(cpu_ms[name] for name in names)
 
@@ -220,11 +248,11 @@ class _Trial:
         """Yield the candidate's steps with each combination of thresholds."""
         ask = asks[len(before)]
         names = (*(name for step in before for name in step.ask), *ask)
-        temperature = self._temperature(names, arrive)
+        temperature = self.temperature(names, arrive)
         if len(before) + 1 == len(asks):
             yield (*before, Step(ask, names, temperature, None))
             return
-        likeliest = self._likeliest(names, temperature)
+        likeliest = self.likeliest(names, temperature)
         values = likeliest[arrive & self._masks["choose"]]
         if not len(values):
             return
@@ -234,7 +262,25 @@ class _Trial:
                 on = arrive & (likeliest < np.float32(stop_at))
                 yield from self._with_stops(asks, (*before, step), on)
 
-    def _temperature(self, names: tuple[str, ...], arrive: Flags) -> float:
+    def with_shares(self, before: Sequence[Step], shares: Sequence[float]) -> tuple[Step, ...]:
+        """Return steps with other thresholds: a share of the choosing images goes on at each."""
+        steps, arrive = list[Step](), self._every
+        for step, share in zip(before, shares, strict=True):
+            temperature, stop_at = self.temperature(step.members, arrive), None
+            if step.stop_at is not None:
+                likeliest = self.likeliest(step.members, temperature)
+                values = likeliest[arrive & self._masks["choose"]]
+                stop_at = round(float(np.quantile(values, min(share, 1.0))), 3)
+                arrive = arrive & (likeliest < np.float32(stop_at))
+            steps.append(Step(step.ask, step.members, temperature, stop_at))
+        return tuple(steps)
+
+    def keeps_accuracy(self, steps: tuple[Step, ...]) -> bool:
+        """Whether the choosing images lose no more than a choice may, with one standard error."""
+        _, lost, expected = self._cost_and_loss(steps)
+        return lost <= MAX_LOST and expected <= MAX_EXPECTED
+
+    def temperature(self, names: tuple[str, ...], arrive: Flags) -> float:
         """Fit the temperature of an average on the images that come to it, if they are enough."""
         if len(names) == 1 and arrive.all():
             return 1.0  # a member has its own already
@@ -247,13 +293,11 @@ class _Trial:
             self._temperatures[key] = fit_temperature(rows, self._truth[some], weight)
         return self._temperatures[key]
 
-    def _step_of(self, steps: tuple[Step, ...]) -> Places:
+    def step_of(self, steps: tuple[Step, ...]) -> Places:
         """Return which step answers each image, (N,)."""
         at, left = np.full(len(self._truth), len(steps) - 1), self._every
         for number, step in enumerate(steps[:-1]):
-            goes_on = self._likeliest(step.members, step.temperature) < np.float32(
-                step.stop_at or 1
-            )
+            goes_on = self.likeliest(step.members, step.temperature) < np.float32(step.stop_at or 1)
             at[left & ~goes_on] = number
             left = left & goes_on
         return at
@@ -264,7 +308,7 @@ class _Trial:
 
     def _cost_and_loss(self, steps: tuple[Step, ...]) -> tuple[float, float, float]:
         """Return CPU-ms, the observed and the expected loss, each with one standard error."""
-        choose, at = self._masks["choose"], self._step_of(steps)
+        choose, at = self._masks["choose"], self.step_of(steps)
         likeliest = self._class_of(steps, at)
         lost = self._full_right[choose].astype(np.int64) - (likeliest == self._truth)[choose]
         of_full = self._full[np.arange(len(at)), likeliest]
@@ -281,7 +325,7 @@ class _Trial:
 
     def score(self, steps: tuple[Step, ...]) -> PlanScore:
         """Return a candidate's figures."""
-        at = self._step_of(steps)
+        at = self.step_of(steps)
         right: Rightness = self._class_of(steps, at) == self._truth
         judge = self._masks["judge"]
         return PlanScore(

@@ -55,6 +55,8 @@ NOT_RUN = {  # how commands begin that no test here pastes, and why
     "curl -X POST localhost:8000/v2/repository": "it needs a service of two sets; "
     "test_model_sets.py unloads and loads some",
     "export RAY_": "it names files of a root of yours; test_cluster_log.py makes one",
+    "curl --data-binary @cat.jpg": f"{OWN_SET}; test_learned.py teaches some",
+    "tandem learn pets --corrections": f"{OWN_SET}; test_learned.py learns from some",
     "tandem traffic": "it needs versions of a set; test_traffic.py runs it",
     "tandem models": f"{OWN_SET}; test_model_sets.py adds and pins sets",
     "tandem evaluate": OWN_SET,

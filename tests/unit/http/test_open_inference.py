@@ -221,7 +221,9 @@ async def test_a_configuration_is_tritons(client):
     priorities = {"priority_levels": 8, "default_priority_level": 4}
     assert (answer["dynamic_batching"], answer["response_cache"]) == (priorities, {"enable": False})
     member = (await client.get(f"{MODEL}.resnet50/versions/1/config")).json()
-    assert member == answer | {"name": "imagenette.resnet50"}
+    embedding = {"name": "embedding", "data_type": "TYPE_FP32", "dims": [2048]}
+    own = {"name": "imagenette.resnet50", "output": [*answer["output"], embedding]}
+    assert member == answer | own
     caching = client_of(Graph(cache="local"))
     assert (await caching.get(f"{MODEL}/config")).json()["response_cache"] == {"enable": True}
 

@@ -75,8 +75,14 @@ VALUES = {name: (str(value), value) for name, value in AS_PRINTED.items()} | {
     "feedback": ("true", True),
     "icc_profiles": ("convert", "convert"),
     "proxy_protocol": ("true", True),
+    "sample_days": ("30", 30),
+    "teach": ("true", True),
+    "teach_dir": ("/taught", "/taught"),
+    "teach_mib": ("64", 64),
+    "teach_photographs": ("200", 200),
 }
-NEEDS = {"sample_ratio": "sample_dir"}  # a setting that is refused without another
+# A setting that is refused without another.
+NEEDS = {"sample_ratio": "sample_dir", "teach": "teach_dir"}
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from calibration.datasets import LabelledImage
 from calibration.evaluation.fitting import Rows, part_of
 from calibration.evaluation.inference import AnsweredBatch
-from calibration.evaluation.plans import MAX_LOST, PlanSearch, candidates, search
+from calibration.evaluation.plans import MAX_LOST, PlanSearch, candidates, carried_over, search
 from models.ensemble import average
 from models.errors import ModelSetError
 from models.manifest import Manifest, read_manifest
@@ -93,6 +93,23 @@ def test_the_cheap_one_is_asked_first_and_the_other_where_it_does_not_know(resul
     assert abs(judged.lost) <= MAX_LOST
     assert (result.outcome, judged.lost_interval[1] <= MAX_LOST) == ("verified", True)
     assert judged.num_images == pytest.approx(2 * chosen.num_images, rel=0.1)
+
+
+def test_a_plan_for_other_temperatures_lets_as_many_go_on(manifest, result):
+    """Thresholds follow the probabilities; the answers of each step stay about the same images."""
+    rows, truth = drawn(2400)
+    before = rows_of(manifest, rows, truth)
+    unsure = before.with_temperatures(dict.fromkeys(COSTS, 2.0), 2.0)
+    assert unsure.wrong_weight == 2.0
+    assert (unsure.members["cheap"].max(axis=1) < before.members["cheap"].max(axis=1)).all()
+    plan = carried_over(result, before, manifest, unsure)
+    assert [step.ask for step in plan.steps] == [step.ask for step in result.record.steps]
+    assert plan.steps[0].stop_at < result.record.steps[0].stop_at
+    for now, old in zip(plan.steps, result.record.steps, strict=True):
+        assert now.share == pytest.approx(old.share, abs=0.01)
+    assert plan.judged.top1 == pytest.approx(result.record.judged.top1, abs=0.005)
+    same = carried_over(result, before, manifest, before)
+    assert same.steps[0].stop_at == pytest.approx(result.record.steps[0].stop_at, abs=0.01)
 
 
 def test_the_figures_are_those_of_a_loop_over_the_images_for_judging(manifest, result):
