@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import ConfigError, UnverifiedError
-from app.graph.served_models import check_accuracy, decided
+from app.graph.served_models import check_accuracy, decided, describe
 from app.launch.config import ServeConfig
 from app.launch.log import service_log
 from app.launch.serve import _checked_config
@@ -43,6 +43,14 @@ def choice(settings: Settings) -> tuple[str, str | None]:
     chosen, warning = decided(settings, settings.load_set())
     assert chosen.model_copy(update={"precision": settings.precision}) == settings
     return chosen.precision, warning
+
+
+def test_a_fast_plan_is_described_unless_an_own_function_combines() -> None:
+    bundled = load_model_set("imagenette")
+    plan = describe(bundled, Settings(), []).fast_plan
+    assert plan is not None
+    assert [step["ask"] for step in plan["steps"]] == [["densenet169"], ["resnet50"]]
+    assert describe(bundled, Settings(combine="own:f"), []).fast_plan is None
 
 
 def test_int8_where_it_answers_as_it_must(good: Path) -> None:
