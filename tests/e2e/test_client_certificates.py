@@ -21,7 +21,6 @@ def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
     mine, stranger = root.sign("client"), Root(tmp_path).sign("stranger")
     tls = {"ssl_certfile": str(signed.certificate), "ssl_keyfile": str(signed.key)}
     service = start_service(http=tls | {"ssl_ca_certs": str(root.path)})
-    assert "curl --cert CLIENT.pem --key CLIENT.key" in service.log.read_text()
     url = service.url.replace("http:", "https:")
     for shown in (mine, stranger, None):
         context = ssl.create_default_context(cafile=root.path)
@@ -43,4 +42,5 @@ def test_with_client_certificates_it_gets_ready_and_lets_in_nobody_else(
         for command in (["classify", tmp_path / "photo.jpg"], load):
             done = run_tandem(*command, "--url", url, *options, exit_code=None)
             assert (done.returncode == 0) == is_let_in, done.stderr + done.stdout
+    assert "curl --cert CLIENT.pem --key CLIENT.key" in service.log.read_text()
     assert reachable_ports(service.process.pid) == set()
