@@ -22,7 +22,7 @@ from pydantic import (
 
 from models.errors import TandemError, reading
 from models.image import ImageRule, Resize, Size, sides_of, size_of
-from models.image_resize import Interpolation
+from models.image_geometry import Interpolation
 
 # FP16: the float network with weights stored as FP16; its FloatType is the type of computation.
 Precision = Literal["INT8", "FP16"]

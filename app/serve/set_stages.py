@@ -49,10 +49,10 @@ from app.telemetry.metrics import Reports
 from app.telemetry.spans import current_ids, untraced
 from models.ensemble import Probabilities
 from models.errors import TandemError
+from models.image_geometry import PictureRegion
 from models.machine import give_back_memory
 from models.model_set import ModelSet
 from models.network import Pixels
-from models.picture_regions import PictureRegion
 from models.record import Precision
 
 logger = logging.getLogger("ray.serve")
