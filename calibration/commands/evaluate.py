@@ -37,14 +37,13 @@ from calibration.evaluation.record import (
     record_of,
 )
 from calibration.evaluation.report import as_json, show
-from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json
 from models.ledger import judge, judged, outcome_of
 from models.machine import needs_extra
 from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
-from models.record import Precision
+from models.record import AccuracyRecord, Precision
 from models.stores import is_fetched
 
 PRECISIONS: tuple[Precision, ...] = ("FP16", "INT8")  # the float ones first

@@ -11,14 +11,13 @@ import yaml
 
 from calibration.evaluation.evaluate import Evaluation, MultiLabelEvaluation
 from calibration.sets.transaction import change, write_manifest, writing
-from models.accuracy import AccuracyRecord
 from models.errors import ModelSetError
 from models.image_colors import offline_profiles
 from models.ledger import current_records, refused
 from models.machine import cpu_model
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.model_set import ModelSet
-from models.record import FileRecord, Precision
+from models.record import AccuracyRecord, FileRecord, Precision
 
 PACKAGES = ("openvino", "onnxruntime", "torch", "nncf", "numpy", "opencv-python-headless")
 RECORD_BYTES = 64 * 1024  # the most that a record of eight members adds to the manifest

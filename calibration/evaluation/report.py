@@ -11,10 +11,9 @@ from calibration.evaluation.evaluate import Evaluation, MultiLabelEvaluation
 from calibration.evaluation.live import LiveResult
 from calibration.evaluation.plans import MAX_LOST, PlanSearch
 from calibration.statistics import ModeTally
-from models.accuracy import AccuracyRecord, Drop, MultiLabelScore, Score
 from models.ledger import SIGNIFICANCE, DropOutcome, bound, judged, outcome_of
 from models.manifest import ENSEMBLE, Manifest
-from models.record import Precision
+from models.record import AccuracyRecord, Drop, MultiLabelScore, Precision, Score
 
 MAX_LISTED = 10
 AnyEvaluation = Evaluation | MultiLabelEvaluation

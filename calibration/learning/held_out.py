@@ -18,11 +18,10 @@ from calibration.evaluation.fitting import (
     in_answer_set,
 )
 from calibration.learning.heads import Places
-from models.accuracy import wilson_interval
 from models.ensemble import Flags, Probabilities, average, tempered
 from models.manifest import ENSEMBLE, Manifest
 from models.plan import AnswerSetRecord, AverageRecord, SubsetRecord, SureRecord
-from models.record import Precision
+from models.record import Precision, wilson_interval
 
 # Two photographs count as one, resized or cut, from this cosine of their features less the mean on;
 # and only where it exceeds the likeness of a class's photographs by so much. Of 500 photographs of

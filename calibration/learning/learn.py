@@ -40,7 +40,6 @@ from calibration.learning.photographs import (
     without_single,
 )
 from calibration.sets.transaction import Staging, change, check_free, create, writing
-from models.accuracy import Score
 from models.class_names import some
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
@@ -49,7 +48,7 @@ from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet, read_lines
 from models.openvino_network import with_head
-from models.record import Precision
+from models.record import Precision, Score
 
 MADE_BY = "tandem learn"
 CARD = """# {name}

@@ -14,13 +14,12 @@ from calibration.evaluation.fitting import MIN_SURE
 from calibration.evaluation.report import figures_table, range_of
 from calibration.learning.learn import Learned
 from calibration.learning.photographs import NONE
-from models.accuracy import Score
 from models.errors import ImageError
 from models.files import write_result
 from models.image import ImageRule, read_image
 from models.manifest import ENSEMBLE
 from models.model_set import offline_precision
-from models.record import Precision
+from models.record import Precision, Score
 
 MAX_WRONG, MAX_SHOWN = 10, 60  # photographs that are listed, and shown on the page
 THUMBNAIL_PX = 176
