@@ -31,7 +31,6 @@ ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is
     "app.http.other_routes": "what the service has next to classifying; too long for api.py",
     "app.launch.deploy": "what Serve is asked to deploy; with its importer it would be too long",
     "app.launch.supervisor": "what serve.py waits for; with it serve.py has over 700 lines",
-    "app.launch.metrics_relay": "a server of its own; with serve.py it has over 550 lines",
     "app.launch.run_folder": "must be entered before ray is imported, and so imports none of it",
     "calibration.commands.fetch": "a command; learn makes imagenet with it, if it is not there",
     "calibration.learning.held_out": "statistics of answers; learn.py puts the set together",
