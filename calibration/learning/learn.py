@@ -24,8 +24,15 @@ from calibration.learning.features import (
     backbones_of,
     compute,
 )
-from calibration.learning.heads import Folds, Head, Places, fit, stratified_folds
-from calibration.learning.held_out import HeldOut, alike_groups
+from calibration.learning.heads import (
+    Folds,
+    Head,
+    HeldOut,
+    Places,
+    alike_groups,
+    fit,
+    stratified_folds,
+)
 from calibration.learning.photographs import (
     NAME,
     NONE,

@@ -33,7 +33,7 @@ ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is
     "app.launch.supervisor": "what serve.py waits for; with it serve.py has over 700 lines",
     "app.launch.run_folder": "must be entered before ray is imported, and so imports none of it",
     "calibration.commands.fetch": "a command; learn makes imagenet with it, if it is not there",
-    "calibration.learning.held_out": "statistics of answers; learn.py puts the set together",
+    "calibration.learning.heads": "linear heads and their statistics; learn.py puts the set together",
     "calibration.commands.fit": "what evaluate fits; with evaluate.py it has over 500 lines",
     "calibration.ladder.engines": "imports the engines' packages, each when a rung runs it",
     "calibration.sets.onnx_graph": "imports onnx, which only sets for ONNX Runtime need",
