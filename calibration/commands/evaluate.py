@@ -29,14 +29,15 @@ from calibration.evaluation.evaluate import (
     evaluate_set,
 )
 from calibration.evaluation.live import LiveResult, LiveService, MultiLabelLiveService
-from calibration.evaluation.record import (
+from calibration.evaluation.report import (
     OutdatedRecordError,
+    as_json,
     check_can_keep,
     keep,
     kept_aside,
     record_of,
+    show,
 )
-from calibration.evaluation.report import as_json, show
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json
 from models.ledger import judge, judged, outcome_of

@@ -14,7 +14,7 @@ from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.fitting import Rows, with_temperatures
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.plans import search
-from calibration.evaluation.record import record_of
+from calibration.evaluation.report import record_of
 from calibration.learning.features import (
     Backbone,
     FeatureCache,

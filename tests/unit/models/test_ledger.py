@@ -6,7 +6,7 @@ from math import ceil
 
 import pytest
 
-from calibration.evaluation.record import with_record
+from calibration.evaluation.report import with_record
 from calibration.sets.transaction import write_manifest
 from calibration.statistics import Paired
 from models.ledger import (
