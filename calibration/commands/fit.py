@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from rich.markup import escape
 
-from calibration.commands.evaluate_options import (
+from calibration.commands.evaluate import (
     EvaluateOptions,
     Tracker,
     progress_bar,

@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.markup import escape
 
-from calibration.commands.evaluate_options import Tracker, progress_bar
+from calibration.commands.evaluate import Tracker, progress_bar
 from calibration.commands.models import (
     Into,
     JsonFile,
