@@ -47,13 +47,12 @@ from calibration.learning.photographs import (
     without_single,
 )
 from calibration.sets.transaction import Staging, change, check_free, create, writing
-from models.class_names import some
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.files import write_whole
 from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest, MemberRecord, read_manifest
-from models.model_set import ModelSet, read_lines
+from models.model_set import ModelSet, read_lines, some
 from models.openvino_network import with_head
 from models.record import Precision, Score
 
