@@ -19,14 +19,13 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
-from models.ensemble import AnswerRule
+from models.ensemble import AnswerRule, AverageRecord, TrustTable
 from models.errors import ModelSetError, reading
 from models.files import user_folder, with_home
 from models.golden import Golden, read_golden
 from models.machine import check_installed
 from models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from models.network import memory_needed
-from models.plan import AverageRecord, TrustTable
 from models.record import PRECISIONS, FileRecord, Precision, sha256_of
 from models.stores import earlier_folders, fetch, is_url, split_version
 
