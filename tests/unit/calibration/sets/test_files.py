@@ -1,7 +1,7 @@
 """Downloads from a real server; the process that loads a PyTorch file, and how its end is said.
 
-A download is whole, goes on where it broke off, or leaves nothing. None of these tests needs torch: the
-processes are stand-ins. Real files are in test_pytorch_child.py.
+A download is whole, goes on where it broke off, or leaves nothing. None of these tests needs torch:
+the processes are stand-ins. Real files are in test_pytorch_child.py.
 """
 
 import tempfile
