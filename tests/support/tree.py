@@ -25,7 +25,6 @@ SHORT = {  # shorter files, and why each is one of its own
 LONG: dict[str, str] = {}  # longer files, and why each is not two
 ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is a file of its own
     "app.cli.cluster_rows": "imports Ray Data, which classify needs with --address alone",
-    "app.cli.main": "the commands; its importer becomes tandem/__init__.py in a wheel",
     "app.graph.members": "the answers of the members; with ensemble.py it has over 600 lines",
     "app.http.open_inference": "the routes of a protocol; with api.py it has over 700 lines",
     "app.http.other_routes": "what the service has next to classifying; too long for api.py",
