@@ -1,4 +1,4 @@
-"""The command line itself: help, version, imports, options, errors as one line, standard streams."""
+"""The command line itself: help, version, imports, options, errors as one line, streams."""
 
 import io
 import itertools
