@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from app.settings import Settings
 from models.record import FileRecord
 from tests.support.tiny_networks import COLORS, LABELS, SIZE, write_tiny_set
 
 FIRST, SECOND = "tiny", "other"
+THIRD = "third"  # of three_sets: in model_dirs, and not among model_sets
 OTHER_LABELS = ("cold", "fresh", "warm")
 OTHER_SIZE = 2 * SIZE
 
@@ -31,3 +33,14 @@ def labels_of(color: str) -> Mapping[str, str]:
     """Return what each set calls a picture of one colour."""
     index = list(COLORS).index(color)
     return {FIRST: LABELS[index], SECOND: OTHER_LABELS[index]}
+
+
+def three_sets(folder: Path) -> Settings:
+    """Write both, and a third one that can be loaded; return the settings of a service of them."""
+    write_tiny_set(folder / "more" / THIRD, name=THIRD)
+    return Settings(
+        model_sets=write_two_sets(folder),
+        model_dirs=(folder / "more",),
+        compile_cache=None,
+        unload_after_s=60,
+    )

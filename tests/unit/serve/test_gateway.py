@@ -12,7 +12,9 @@ import pytest
 
 from app.answers import OF_OWN_COMBINE, Combined
 from app.environment import MIB
-from app.errors import NotReadyError
+from app.errors import (
+    NotReadyError,
+)
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.http.api import create_api
@@ -226,3 +228,27 @@ def test_the_row_of_an_operators_own_function_is_not_judged() -> None:
     assert Combined.of(row, {"m": row}, rule, 1, "f", trust).sure is True
     own = Combined.of(row, {"m": row}, rule, 1, "f", trust, is_row_kept=True)
     assert (own.sure, own.no_sure) == (None, OF_OWN_COMBINE.no_bound)
+
+
+async def test_a_gateway_is_not_healthy_before_its_members_answer(tiny_set, monkeypatch):
+    member = fakes.FakeMember()
+    member.raises = NotReadyError("still loading")
+    settings = Settings(model_set=str(tiny_set))
+    decoder, combiner = fakes.FakeDecoder(), fakes.FakeCombiner()
+    fakes.of_model_set(settings, decoder, member, combiner)
+    gateway = Gateway(
+        settings,
+        fakes.handle_of(decoder),
+        {"sure": fakes.handle_of(member)},
+        fakes.handle_of(combiner),
+    )
+    monkeypatch.setattr("app.graph.availability.START_POLL_S", 0)
+    check = asyncio.create_task(gateway.check_health())
+    while len(member.asked) < 3:
+        await asyncio.sleep(0)
+    assert not check.done()
+    member.raises = None
+    await check
+    num_asked = len(member.asked)
+    await gateway.check_health()
+    assert len(member.asked) == num_asked

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
-from app.errors import ConfigError, DeadlineError, OverloadedError
+from app.errors import (
+    ConfigError,
+    DeadlineError,
+    OtherSetError,
+    OverloadedError,
+)
 from app.queueing.admission import Usage
 from app.queueing.fairness import CoreShare
 from app.queueing.scheduler import BatchResult, ExecutedBatch, Waiting
 from app.settings import Settings
 from app.stages import classifier as module
 from app.stages.classifier import Classifier, MemberCall
+from app.stages.decoder import Decoder
 from calibration.evaluation.fitting import with_temperatures
 from calibration.sets.transaction import write_manifest
 from models.errors import ModelSetError
@@ -24,6 +30,7 @@ from tests.support.cases import cases
 from tests.support.tiny_networks import (
     COLORS,
     SIZE,
+    picture,
     take_golden,
     write_opposite_sets,
     write_tiny_set,
@@ -280,3 +287,14 @@ async def test_its_images_are_under_way_until_it_ends(ends_well):
     assert heard.usage.num_under_way == 0
     assert heard.usage.figures()["images_done"] == (2 if ends_well else 0)
     assert isinstance(heard.call.exception(), type(None) if ends_well else ValueError)
+
+
+async def test_a_member_refuses_images_of_another_size(tmp_path):
+    settings = Settings(
+        model_set=str(write_tiny_set(tmp_path / "tiny", size=24)),
+        batch_sizes=(1,),
+        compile_cache=None,
+    )
+    small = (await Decoder(settings).decode([picture()])).images[:, :16, :16]
+    with pytest.raises(OtherSetError):
+        await Classifier(settings, "sure").classify(small, 10.0)

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from app.errors import (
+    OtherSetError,
+)
 from app.settings import Settings
 from app.stages.combiner import Combiner
 from calibration.sets.transaction import write_manifest
@@ -50,3 +53,9 @@ async def test_each_average_has_the_temperature_of_its_own(tmp_path):
     assert first.predictions[0].probability == pytest.approx(0.8**4 / (0.8**4 + 2 * 0.1**4))
     (last,) = await hot.combine(rows, 3, step=1)
     assert last.predictions[0].probability == pytest.approx(0.6)
+
+
+async def test_a_combiner_refuses_members_that_it_does_not_know(tiny_set):
+    combiner = Combiner(Settings(model_set=str(tiny_set)))
+    with pytest.raises(OtherSetError, match="members here: other; a rolling update is under way"):
+        await combiner.combine({"other": np.zeros((1, 3), np.float32)}, 1)

@@ -1,12 +1,24 @@
-"""Calls made again: after a death, but not for ever; a second one for a call that hangs."""
+"""Calls made again: after a death, but not for ever; a second one; by a Gateway's siblings."""
 
 import asyncio
+import pickle
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from app.errors import OverloadedError
+from app.errors import (
+    NotReadyError,
+    OtherSetError,
+    OverloadedError,
+)
+from app.graph import availability
 from app.graph.availability import MAX_CALLS, MOST_SAVED, PER_IMAGE, HedgeBudget, hedged, retry
+from app.graph.request import ClassifyRequest, TensorRequest
+from app.telemetry.metrics import RequestObserver
+from models.errors import TandemError
+from tests.support import fakes
 from tests.support.cases import cases
 from tests.support.virtual_loop import virtually
 
@@ -177,3 +189,121 @@ async def test_after_a_death_the_call_can_be_another():
     with pytest.raises(ActorDiedError):
         await retry(together, alone, pause_s=lambda: 0)
     assert calls == ["together", "alone", "alone"]
+
+
+MIXED = OtherSetError("mixed")
+
+
+def request_of(*files: bytes, is_probe: bool = False) -> ClassifyRequest:
+    asked = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), lane="bulk")
+    return asked._replace(is_probe=is_probe)
+
+
+class Scripted:
+    """A graph, or a sibling, that gives what it is told to, one thing after another."""
+
+    def __init__(self, *gives: object) -> None:
+        self._gives = list(gives)
+        self.asked: list[tuple] = []
+
+    async def __call__(self, *fields: object) -> object:
+        self.asked.append(fields)
+        given = self._gives.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    async def handle_forwarded(self, *fields: object) -> object:
+        return await self(*fields)
+
+    run = __call__
+
+
+class Mute(Scripted):
+    """Loses its first reply."""
+
+    async def handle_forwarded(self, *fields: object) -> object:
+        if not self.asked:
+            self.asked.append(fields)
+            await asyncio.Event().wait()
+        return await self(*fields)
+
+
+def siblings(graph, sibling, monkeypatch):
+    made = availability.ForwardingGraph(cast("Any", graph))
+    if sibling is not None:
+        monkeypatch.setattr(made, "_peer", lambda: fakes.handle_of(sibling))
+    return made
+
+
+async def test_without_an_update_no_sibling_is_asked(monkeypatch):
+    sibling = Scripted()
+    assert await siblings(Scripted(["ours"]), sibling, monkeypatch).run(request_of()) == ["ours"]
+    assert sibling.asked == []
+
+
+async def test_a_sibling_takes_over_with_everything_of_the_request(monkeypatch):
+    sibling = Scripted(["theirs"])
+    asked = siblings(Scripted(MIXED), sibling, monkeypatch).run(request_of(b"a", b"b"))
+    assert await asked == ["theirs"]
+    ((forwarded,),) = sibling.asked
+    assert (forwarded.files, forwarded.top_k) == ([b"a", b"b"], 3)
+    assert (forwarded.request_id, forwarded.lane) == ("id", "bulk")
+    assert 9 < forwarded.left_s <= 10
+    again = pickle.loads(pickle.dumps(forwarded))  # its clock starts anew
+    assert (again.files, again.top_k, again.lane) == ([b"a", b"b"], 3, "bulk")
+    assert again.timeout_s == forwarded.timeout_s <= 10
+
+
+async def test_a_sibling_takes_over_a_request_of_tensors(monkeypatch):
+    tensors = TensorRequest(np.zeros((2, 8, 8, 3), np.uint8), "resnet50")
+    sibling = Scripted(["theirs"])
+    request = request_of()._replace(tensors=tensors)
+    assert await siblings(Scripted(MIXED), sibling, monkeypatch).run(request) == ["theirs"]
+    ((forwarded,),) = sibling.asked
+    again = pickle.loads(pickle.dumps(forwarded))
+    assert (again.num_images, again.tensors.member) == (2, "resnet50")
+
+
+async def test_it_goes_on_until_somebody_can(monkeypatch):
+    graph, sibling = Scripted(MIXED, MIXED, ["ours"]), Scripted(MIXED, MIXED)
+    assert await siblings(graph, sibling, monkeypatch).run(request_of()) == ["ours"]
+    assert len(sibling.asked) == 2
+
+
+@pytest.mark.parametrize("second", ["answers", "is of another set"])
+async def test_a_sibling_whose_reply_is_lost_is_asked_again(monkeypatch, second):
+    monkeypatch.setattr(availability, "PATIENCE_S", 0.01)
+    sibling = Mute(*[["theirs"]] if second == "answers" else [MIXED, ["theirs"]])
+    graph = Scripted(MIXED, MIXED)
+    async with asyncio.timeout(10):
+        assert await siblings(graph, sibling, monkeypatch).run(request_of()) == ["theirs"]
+    assert len(sibling.asked) == (2 if second == "answers" else 3)
+
+
+async def test_a_second_call_costs_as_many_images_as_the_request_has(monkeypatch):
+    monkeypatch.setattr(availability, "PATIENCE_S", 0.01)
+    forwarding = siblings(Scripted(MIXED), Mute(["theirs"]), monkeypatch)
+    pixels = np.zeros((64, 8, 8, 3), np.uint8)
+    assert await forwarding.run(request_of()._replace(tensors=TensorRequest(pixels))) == ["theirs"]
+    assert not forwarding._hedge_budget.spend(1)
+
+
+@pytest.mark.parametrize("error", [NotReadyError("down"), TandemError("?")])
+async def test_other_errors_are_told(monkeypatch, error):
+    with pytest.raises(type(error)):
+        await siblings(Scripted(error), Scripted(), monkeypatch).run(request_of())
+    with pytest.raises(type(error)):
+        await siblings(Scripted(MIXED), Scripted(error), monkeypatch).run(request_of())
+
+
+async def test_a_probe_asks_after_the_gateways_own_stages(monkeypatch):
+    sibling = Scripted(["theirs"])
+    with pytest.raises(OtherSetError):
+        await siblings(Scripted(MIXED), sibling, monkeypatch).run(request_of(is_probe=True))
+    assert sibling.asked == []
+
+
+async def test_outside_of_serve_there_are_no_siblings(monkeypatch):
+    with pytest.raises(OtherSetError):
+        await siblings(Scripted(MIXED), None, monkeypatch).run(request_of())
