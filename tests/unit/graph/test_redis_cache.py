@@ -2,12 +2,13 @@
 
 The shared store, whatever Redis does: right or nothing, soon, and never an error.
 
-What comes back from a store that others can write to: right, or nothing.
+What comes back from a store that others can write to: right, or nothing. Gateways that share it.
 """
 
 import asyncio
 import logging
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from app.graph import redis_cache as keys_module
+from app.graph.ensemble import CachedEnsemble
 from app.graph.redis_cache import (
     HASHED_ON_LOOP_BYTES,
     KEY_BYTES,
@@ -27,11 +29,17 @@ from app.graph.redis_cache import (
     RedisStore,
     RowsFormat,
 )
+from app.graph.request import ClassifyRequest, ResponseCache
 from app.setting_values import RedisAddress
 from app.settings import Settings
+from app.stages.combiner import Combiner
+from app.telemetry import metric_table as table
+from app.telemetry.metrics import RequestObserver, record_redis
 from models.model_set import load_model_set
+from tests.support.cached_service import ONE, TWO
 from tests.support.cases import cases
 from tests.support.fake_redis import FakeRedis
+from tests.support.fakes import FakeDecoder, FakeMember, service_of
 from tests.support.tiny_networks import write_tiny_set
 from tests.support.virtual_loop import run_virtually
 
@@ -309,3 +317,119 @@ def test_numbers_that_are_no_probabilities_are_a_miss(wrong):
 
 def test_the_head_is_small():
     assert VALUE_HEAD.size <= 48
+
+
+class Gateway:
+    """One of those that share ``redis``."""
+
+    def __init__(self, tiny_set, redis, monkeypatch, **options):
+        monkeypatch.setattr("app.graph.redis_cache.client_of", lambda _: redis)
+        settings = Settings(model_set=str(tiny_set), cache="redis://cache:6379/0", **options)
+        self.members = {"sure": FakeMember(), "unsure": FakeMember((0.5, 0.3, 0.2))}
+        self.service = service_of(settings, FakeDecoder(), self.members, Combiner(settings))
+        graph = self.service._graph
+        assert isinstance(graph, CachedEnsemble)
+        self.cache = graph.cache
+        self.store = self.cache._shared
+        assert isinstance(self.store, RedisStore)
+
+    async def cached(self, *files: bytes, **options: Any) -> list[bool]:
+        options = {"plan": self.service.settings.plan} | options
+        request = ClassifyRequest(list(files), 3, 10.0, "id", RequestObserver(), **options)
+        answers = await self.service.classify(request)
+        await self.store.written()
+        assert all(answer.predictions[0].probability > 0.4 for answer in answers)
+        return [bool(answer.cached) for answer in answers]
+
+    @property
+    def num_computed(self) -> int:
+        return sum(map(len, self.members["sure"].seen))
+
+
+@pytest.fixture
+def redis() -> FakeRedis:
+    return FakeRedis()
+
+
+@pytest.fixture
+def gateways(tiny_set, redis, monkeypatch) -> list[Gateway]:
+    return [Gateway(tiny_set, redis, monkeypatch) for _ in range(3)]
+
+
+async def test_each_file_of_a_form_is_looked_for_and_all_in_one_call(gateways, redis, told):
+    one, other, _ = gateways
+    await one.cached(ONE)
+    assert await other.cached(TWO, ONE, TWO) == [False, True, True]
+    assert redis.num_reads == 2
+    assert told.of(table.CACHE_LOOKUPS) == {("miss",): 2, ("hit",): 1, ("shared",): 1}
+    assert other.num_computed == 1
+    assert await other.cached(ONE, TWO) == [True, True]  # from its own memory now
+    assert redis.num_reads == 2
+
+
+async def test_identical_images_are_looked_for_once(gateways, redis):
+    one, other, _ = gateways
+    await one.cached(ONE)
+    redis.gate = asyncio.Event()
+    requests = [asyncio.create_task(other.cached(ONE)) for _ in range(5)]
+    while redis.num_reads < 2:
+        await asyncio.sleep(0)
+    redis.gate.set()
+    assert await asyncio.gather(*requests) == [[True]] * 5
+    assert (redis.num_reads, other.num_computed) == (2, 0)
+
+
+async def test_one_that_is_cancelled_while_it_looks_leaves_it_to_the_next(gateways, redis):
+    one, other, _ = gateways
+    await one.cached(ONE)
+    redis.gate = asyncio.Event()
+    first, second = (asyncio.create_task(other.cached(ONE)) for _ in range(2))
+    while redis.num_reads < 2:
+        await asyncio.sleep(0)
+    first.cancel()
+    redis.gate.set()
+    assert await second == [True]
+    assert len(other.cache._flights) == 0
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError(), ValueError("odd")])
+async def test_redis_in_trouble_is_no_requests_trouble(gateways, redis, error, told):
+    redis.raises = error
+    one, other, _ = gateways
+    assert await one.cached(ONE, TWO) == [False, False]
+    assert await one.cached(ONE, TWO) == [True, True]
+    assert await other.cached(ONE) == [False]
+    assert {result for (result,) in told.of(table.CACHE_REDIS)} == {"failed", "unwritten"}
+
+
+async def test_what_a_plan_was_sure_of_is_shared(with_plan, redis, monkeypatch):
+    one, other = (Gateway(with_plan, redis, monkeypatch, plan="fast") for _ in range(2))
+    one.members["sure"].rows = other.members["sure"].rows = {len(TWO): (0.5, 0.4, 0.1)}
+    assert await one.cached(ONE, TWO) == [False, False]
+    assert await other.cached(ONE, TWO) == [True, True]
+    assert (one.members["unsure"].seen, other.num_computed) == ([[len(TWO)]], 0)
+
+
+async def test_what_a_client_wants_anew_is_written_and_not_read_and_the_rest_not_kept(
+    gateways, redis
+):
+    one, other, third = gateways
+    assert await other.cached(ONE, cache_use="off") == [False]
+    assert redis.values == {}
+    assert await one.cached(ONE, cache_use="renew") == [False]
+    assert await other.cached(ONE, cache_use="off") == [False]
+    assert redis.num_reads == 0
+    assert await third.cached(ONE) == [True]
+
+
+async def test_names_there_tell_the_model_set(gateways, redis):
+    await gateways[0].cached(ONE)
+    (name,) = redis.values
+    fingerprint = gateways[0].service._graph.keys.fingerprint
+    assert name.startswith(f"tandem:1:{fingerprint}:")
+
+
+def test_without_redis_there_is_no_store():
+    assert asyncio.run(ResponseCache(1000).fetch({0: None})) == {}
+    store = RedisStore(ADDRESS, RowsFormat("", (1,), 1), "", record_redis, lambda _: FakeRedis())
+    asyncio.run(store.written())  # of nothing
