@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timezone
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+T = TypeVar("T")
 Reason = Literal["overloaded", "not_ready", "refused", "reset"]
 
 
@@ -165,6 +166,50 @@ class Result:
         if self.answer is None:
             raise self.error or TandemError("there is neither an answer nor an error")
         return self.answer
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A photograph that the service keeps with its label; ``before`` is the label it had."""
+
+    id: str  # of its bytes, for erase_samples
+    label: str
+    model_set: str
+    before: str | None = None
+
+
+@dataclass(frozen=True)
+class TaughtFigures:
+    """What the answering node keeps of taught photographs, and may keep."""
+
+    photographs: int
+    corrections: int  # labels that feedback gave to samples
+    labels: Mapping[str, int]  # photographs of each
+    bytes: int
+    max_photographs: int
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """The right label of an answered image, and whether the answer had it."""
+
+    request_id: str
+    label: str
+    answered: Sequence[str]  # the first label; of a multi-label set, all that were listed
+    right: bool
+    model_set: str
+    model_version: str
+
+
+@dataclass(frozen=True)
+class Erased:
+    """How many samples and photographs were erased, and how many Gateways have looked for them."""
+
+    id: str
+    erased: int
+    num_gateways: int
+    num_current: int  # the others follow
 
 
 class TandemError(Exception):
@@ -331,6 +376,16 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
         model_version=str(fields.get("model_version", "")),
         raw=fields,
     )
+
+
+def known_fields(kind: type[T], fields: Mapping[str, Any]) -> T:
+    """Return the ``kind`` of a JSON object, without the fields that it does not have.
+
+    Raises:
+        TypeError: one that it needs is absent.
+    """
+    known: Any = kind  # a dataclass
+    return kind(**{name: fields[name] for name in known.__annotations__ if name in fields})
 
 
 def _predictions(rows: Sequence[Mapping[str, Any]]) -> tuple[Prediction, ...]:
