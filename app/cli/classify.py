@@ -21,7 +21,7 @@ from rich.table import Table
 
 from app.access import sent_key
 from app.bench.load import find_files
-from app.cli.options import Caller, service_url
+from app.cli.main import Caller, service_url
 from app.graph.request import checked_threshold, checked_top_k
 from models.ensemble import PlanName
 from tandem_client import Client, RetryPolicy, TandemError
