@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timezone
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-T = TypeVar("T")
 Reason = Literal["overloaded", "not_ready", "refused", "reset"]
 
 
@@ -376,16 +375,6 @@ def classification_of(fields: Mapping[str, Any]) -> Classification:
         model_version=str(fields.get("model_version", "")),
         raw=fields,
     )
-
-
-def known_fields(kind: type[T], fields: Mapping[str, Any]) -> T:
-    """Return the ``kind`` of a JSON object, without the fields that it does not have.
-
-    Raises:
-        TypeError: one that it needs is absent.
-    """
-    known: Any = kind  # a dataclass
-    return kind(**{name: fields[name] for name in known.__annotations__ if name in fields})
 
 
 def _predictions(rows: Sequence[Mapping[str, Any]]) -> tuple[Prediction, ...]:

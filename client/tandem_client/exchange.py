@@ -432,19 +432,15 @@ class AsyncCalls:
 
     async def _answer(
         self,
-        timeout_s: float | None,
-        request: Callable[[float], httpx.Request],
+        within_s: float | None,
+        make: Callable[[float], httpx.Request],
         read: Callable[[httpx.Response], T],
     ) -> T:
-        attempts = Attempts.of(
-            self.options, timeout_s, self._now or asyncio.get_running_loop().time
-        )
+        attempts = Attempts.of(self.options, within_s, self._now or asyncio.get_running_loop().time)
         while True:
             left_s = attempts.begin()
             try:
-                return read(
-                    await asyncio.wait_for(self._attempt(request(left_s), attempts), left_s)
-                )
+                return read(await asyncio.wait_for(self._attempt(make(left_s), attempts), left_s))
             except asyncio.TimeoutError:
                 raise attempts.exceeded() from None
             except TandemError as error:
