@@ -318,6 +318,16 @@ def test_a_picture_that_came_too_late_twice_is_explained(open_page, photo_file):
     assert len([url for url in sent if "/v1/classify" in url]) == 2
 
 
+def test_a_picture_that_the_browser_cannot_shrink_is_not_sent_again(open_page):
+    page, sent = open_page(expected_failures=("/v1/classify",)), []
+    page.on("request", lambda request: sent.append(request.url))
+    late = {"error": {"code": "slow_body", "message": "allow more time (request_timeout_s)"}}
+    answered(page, late, ("phone.heic", "image/heic", b"ftypheic" * 99), status=408)
+    expect(page.get_by_role("alert")).to_contain_text("Save it as a JPEG first")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+    assert len([url for url in sent if "/v1/classify" in url]) == 1
+
+
 def test_how_much_of_a_picture_was_sent_is_shown(open_page, photo_file):
     page = open_page()
     page.context.new_cdp_session(page).send(

@@ -1,7 +1,7 @@
 // The page's behaviour: takes pictures, sends them to the service, keeps what came back. draw.js puts it on the screen.
 
 import * as draw from "./draw.js";
-import { PASSING, ServiceError, call, upload } from "./send.js";
+import { PASSING, ServiceError, call, tooSlow, upload } from "./send.js";
 import { shorterSide, shrink } from "./shrink.js";
 import { offerCorrection, offerTeaching } from "./teach.js";
 
@@ -60,6 +60,7 @@ async function send(item, signal) {
     if (signal.aborted || error.status !== 408 || wasSlow) throw error;
     state.isSlow = true; // further pictures are sent smaller at once
     await prepare(item);
+    if (item.sent.body === item.file) throw tooSlow();
     return await once();
   }
 }

@@ -17,6 +17,8 @@ const MEANS = {
   415: "Pictures of this kind cannot be read here. Choose a usual JPEG, PNG or WebP.",
   504: "The answer took too long. Try again in a moment.",
 };
+const NOT_SHRUNK =
+  "Your connection is too slow for this picture, and this browser cannot make it smaller. Save it as a JPEG first, or use another connection.";
 const FOR_OPERATORS = [408, 415, 504];
 
 /** An error of the service, or of the way to it (status 0). */
@@ -26,6 +28,9 @@ export class ServiceError extends Error {
     this.status = status;
   }
 }
+
+/** The error of a picture that came too late, if it can be sent only as it is. */
+export const tooSlow = () => Object.assign(new ServiceError(NOT_SHRUNK), { status: 408 });
 
 /** The service's routes begin where this file's folder lies: a route_prefix comes before them. */
 const address = (path) => new URL(`..${path}`, import.meta.url);

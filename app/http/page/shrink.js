@@ -1,12 +1,14 @@
 // Scales large pictures down before they are sent, to twice the side that the networks need: a phone's photo takes 3 MB, its
-// smaller picture 30 KB. Small pictures, and files that the browser cannot read, stay as they are.
+// smaller picture 30 KB. Small pictures, and files that the browser cannot read, stay as they are. AVIF and HEIC become JPEG in
+// a browser that reads them, so that no service needs to.
 
 const FACTOR = 2;
 const QUALITY = 0.9;
 const LOW_QUALITY = 0.7; // with half the side, for a line that was too slow
 const LARGE_BYTES = 300_000; // from here on a picture is coded anew, whatever its side
 const USUAL_SIDE = 256; // px, of a service that does not say
-const KINDS = ["image/jpeg", "image/png", "image/webp"]; // others get the service's own message
+const KINDS = ["image/jpeg", "image/png", "image/webp"]; // which every service reads
+const PHONE_KINDS = ["image/avif", "image/heic", "image/heif"]; // all further kinds get the service's own message
 
 /** Returns the shorter side of pictures to send, in px, by the answer of GET /v1/models; null is as no answer. */
 export const shorterSide = (models) => FACTOR * (models?.resize_shorter ?? models?.input_size ?? USUAL_SIDE);
@@ -17,16 +19,18 @@ export const shorterSide = (models) => FACTOR * (models?.resize_shorter ?? model
  * @returns {Promise<{body: Blob, side?: number, before?: string}>}
  */
 export async function shrink(file, shorter, isSlow = false) {
-  if (!KINDS.includes(file.type)) return { body: file };
+  const isOfPhone = PHONE_KINDS.includes(file.type);
+  if (!isOfPhone && !KINDS.includes(file.type)) return { body: file };
   const side = isSlow ? shorter / FACTOR : shorter;
   try {
     // Colours are not converted to the screen's: the service does not convert a file's either.
     const bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" });
     const { width, height } = bitmap;
-    const isLarge = isSlow || Math.min(width, height) > side || file.size > LARGE_BYTES;
+    const isLarge = isSlow || isOfPhone || Math.min(width, height) > side || file.size > LARGE_BYTES;
     const body = isLarge && keepsPixels() ? await scaled(bitmap, side, isSlow ? LOW_QUALITY : QUALITY) : file;
     bitmap.close();
-    return body.size < file.size ? { body, side: Math.min(side, width, height), before: `${width}x${height}` } : { body: file };
+    const isBetter = body.size < file.size || (isOfPhone && body !== file);
+    return isBetter ? { body, side: Math.min(side, width, height), before: `${width}x${height}` } : { body: file };
   } catch {
     return { body: file };
   }

@@ -179,6 +179,19 @@ def test_only_large_pictures_are_shrunk_and_others_sent_as_they_are(open_page, p
     assert len(sent[-1]) < len(large) / 8
 
 
+def test_an_avif_is_sent_as_jpeg_so_that_no_service_needs_to_read_it(open_page, photo, photo_label):
+    page, file = open_page(prepare=lambda page: page.add_init_script(KEEP_BODIES)), io.BytesIO()
+    small = Image.open(io.BytesIO(photo)).resize((256, 192))
+    small.save(file, "AVIF")
+    drop(page, ("phone.avif", "image/avif", file.getvalue()))
+    expect(page.locator("#headline")).to_have_text(photo_label)
+    (sent,) = map(bytes, page.evaluate(READ_BODIES))
+    picture = Image.open(io.BytesIO(sent))
+    assert (picture.format, picture.size) == ("JPEG", small.size)
+    as_seen = np.asarray(small, int), np.asarray(picture.convert("RGB"), int)
+    assert np.abs(as_seen[0] - as_seen[1]).mean() < 5  # of 255: its colours
+
+
 @pytest.mark.slow  # waits for 8 s
 def test_a_picture_too_large_for_a_slow_line_is_sent_once_more_smaller(
     open_page, photo, photo_label
