@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.accuracy import Z95, Drop, Score, wilson_interval
 from models.ensemble import Probabilities
+from models.record import Z95, Drop, Score, wilson_interval
 
 Rightness = npt.NDArray[np.bool_]  # (N,), whether each image's likeliest class is right
 EDGE = 1e-9  # margin of the search for an interval before a difference of all images

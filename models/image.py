@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from models.errors import CorruptImageError, TandemError
 from models.image_colors import IccProfiles, check_can_convert, lay_over_white, to_srgb
 from models.image_formats import HEIF_FORMATS, decode_heif, default_picture
+from models.image_geometry import Axis, CropSource, Interpolation, PictureRegion, common_region
 from models.image_header import (
     WEBP_ALPHA_FLAG,
     ImageHeader,
@@ -36,8 +37,6 @@ from models.image_header import (
     check_limits,
     read_header,
 )
-from models.image_resize import Axis, CropSource, Interpolation, common_region
-from models.picture_regions import PictureRegion
 
 Resize = Literal["crop", "stretch", "squash", "letterbox", "smart_resize"]
 Size = int | tuple[int, int]  # px: the side of a square, or height and width

@@ -20,10 +20,9 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Literal
 
-from models.accuracy import Z95, AccuracyRecord, Drop, Loss, MultiLabelDrop, ValidationDrop
 from models.manifest import ENSEMBLE, Manifest
 from models.plan import PlanName
-from models.record import Precision
+from models.record import Z95, AccuracyRecord, Drop, Loss, MultiLabelDrop, Precision, ValidationDrop
 
 Status = Literal["verified", "unmeasured", "unknown", "dropped"]
 DropOutcome = Literal["refused", "verified", "unknown"]

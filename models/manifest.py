@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
-from models.accuracy import AccuracyRecord, Conditions, ValidationDrop
 from models.ensemble import DEFAULT_THRESHOLD
 from models.errors import ModelSetError, reading
 from models.image import ImageInputs
@@ -26,6 +25,8 @@ from models.record import (
     PRECISIONS,
     RETIRED,
     SUFFIXES,
+    AccuracyRecord,
+    Conditions,
     FileRecord,
     FloatType,
     ImageRecord,
@@ -34,6 +35,7 @@ from models.record import (
     RuntimeName,
     Task,
     Temperature,
+    ValidationDrop,
     Weight,
     YamlError,
     read_yaml,

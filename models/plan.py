@@ -20,11 +20,9 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from models.ensemble import Probabilities, average
-from models.record import Precision, Record, Temperature
+from models.record import Fraction, NumImages, Precision, Record, Temperature
 
 PlanName = Literal["full", "fast"]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-NumImages = Annotated[int, Field(ge=1, le=10**9)]  # a float in statistics
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 MAX_STEPS = 3
 Steps = npt.NDArray[np.int64]

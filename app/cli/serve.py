@@ -27,7 +27,7 @@ from app.errors import ConfigError
 from app.launch.config import ServeConfig
 from app.launch.haproxy import HaproxyCommand, max_connections
 from app.launch.haproxy_rules import APPLICATION, RuleOptions
-from app.launch.log import logger
+from app.launch.log_and_metrics import logger
 from app.launch.ray_features import check_protecting
 from app.launch.serve_options import ServeOptions, resolved, unknown_variables
 from app.serve.ray_compatibility import check_ray_version

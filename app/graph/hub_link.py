@@ -89,7 +89,7 @@ class HubHandle:
             NotReadyError: the deployment does not answer.
         """
         # Late: tandem serve and tandem traffic import this module, and Ray must not come with it.
-        from app.graph.attempts import CALL_ERRORS, as_tandem
+        from app.graph.availability import CALL_ERRORS, as_tandem
 
         async with self.in_time(CALL_S):
             try:

@@ -30,7 +30,7 @@ from app.errors import (
     OtherSetError,
     OverloadedError,
 )
-from app.graph.attempts import CALL_ERRORS, as_tandem
+from app.graph.availability import CALL_ERRORS, as_tandem
 from app.graph.request import ClassifyRequest, Regions
 from app.queueing.overload import CircuitBreaker
 from app.queueing.scheduler import SHADOW, Lane

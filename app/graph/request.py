@@ -26,8 +26,8 @@ from app.errors import (
 from app.graph.redis_cache import Outcome, RedisStore, Rows
 from app.queueing.scheduler import Lane
 from app.telemetry.metrics import RequestObserver
+from models.image_geometry import PictureRegion, regions_of
 from models.network import Pixels
-from models.picture_regions import PictureRegion, regions_of
 from models.plan import PlanName
 
 Text = TypeVar("Text", str, bytes)

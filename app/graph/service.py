@@ -22,8 +22,7 @@ from app.errors import (
     refused_before,
 )
 from app.graph.availability import ForwardingGraph, Graph, OnDemandGraph, Readiness, run_in_time
-from app.graph.cache import with_cache
-from app.graph.ensemble import Ensemble
+from app.graph.ensemble import Ensemble, with_cache
 from app.graph.request import (
     AnswerListener,
     ClassifyRequest,

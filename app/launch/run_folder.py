@@ -43,7 +43,7 @@ from app.launch.haproxy import (
     haproxies,
     max_connections,
 )
-from app.launch.log import logger
+from app.launch.log_and_metrics import logger
 from app.launch.ray_features import check_protecting
 from models.files import ForeignError, check_place, locked, open_ours
 

@@ -49,8 +49,14 @@ from app.launch.haproxy import (
     put_haproxy_in_front,
     with_open_traffic,
 )
-from app.launch.log import console, followed, logger, service_log, take_over_rays_lines
-from app.launch.metrics_relay import metrics_relay
+from app.launch.log_and_metrics import (
+    console,
+    followed,
+    logger,
+    metrics_relay,
+    service_log,
+    take_over_rays_lines,
+)
 from app.launch.ray_cluster import (
     LOCAL,
     MIN_CPUS,

@@ -34,7 +34,7 @@ from app.launch.config import (
     read_content,
     with_grpc,
 )
-from app.launch.log import LogFormat, LogLevel
+from app.launch.log_and_metrics import LogFormat, LogLevel
 from app.setting_values import RETIRED
 from app.settings import Settings
 from models.files import why_not_written, with_home

@@ -18,7 +18,7 @@ from app.answers import cpu_ms
 from app.environment import MIB
 from app.errors import MAX_SHOWN, BadParameterError, UnknownModelError
 from app.graph.availability import Graph
-from app.graph.cache import with_cache
+from app.graph.ensemble import with_cache
 from app.graph.request import ClassifyRequest, RequestAnswers, RowStore
 from app.graph.served_models import refused_by_gate
 from app.graph.service import EnsembleService

@@ -4,7 +4,7 @@ A remote stage is a deployment of its own, called through its handle or over cha
 the methods of its stage (:mod:`app.graph.members`), so the graph does not know where a stage runs.
 Calls to the Decoder and the members carry many requests (:mod:`app.serve.shared_calls`). Each
 request keeps its own lane, time limit, trace and error. It is hedged after half of its time, and
-repeated on another replica if one dies (:mod:`app.graph.attempts`). Requests of a call whose
+repeated on another replica if one dies (:mod:`app.graph.availability`). Requests of a call whose
 replica died never share a call again: one of the files may have killed it, and would do so again.
 """
 
@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 
 from app.answers import Combined, Decoded, MemberAnswer
 from app.errors import UPDATING, HeavyFileError, NoMemoryError, OtherSetError
-from app.graph.attempts import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
+from app.graph.availability import HEDGE_AFTER_SHARE, HedgeBudget, hedged, retry
 from app.graph.ensemble import Ensemble
 from app.queueing.fairness import CALLER, CoreShare
 from app.queueing.scheduler import Lane
@@ -49,10 +49,10 @@ from app.telemetry.metrics import Reports
 from app.telemetry.spans import current_ids, untraced
 from models.ensemble import Probabilities
 from models.errors import TandemError
+from models.image_geometry import PictureRegion
 from models.machine import give_back_memory
 from models.model_set import ModelSet
 from models.network import Pixels
-from models.picture_regions import PictureRegion
 from models.record import Precision
 
 logger = logging.getLogger("ray.serve")

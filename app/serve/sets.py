@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from app.errors import MAX_SHOWN, ConfigError, NotReadyError, SetStateError, UnknownModelError
 from app.graph.availability import Graph, OnDemandGraph
-from app.graph.cache import with_cache
+from app.graph.ensemble import with_cache
 from app.graph.hub_link import Book, HubLink
 from app.graph.served_models import check_accuracy, check_names
 from app.graph.service import EnsembleService

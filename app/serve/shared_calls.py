@@ -33,8 +33,8 @@ from app.errors import NotReadyError
 from app.queueing.scheduler import LANES, Lane
 from app.telemetry.spans import SpanIds
 from models.errors import TandemError
+from models.image_geometry import PictureRegion
 from models.network import Pixels
-from models.picture_regions import PictureRegion
 
 StageAnswer = TypeVar("StageAnswer", Decoded, MemberAnswer)
 CALL = b"TnC4"  # the digit is the version of the format

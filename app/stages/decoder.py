@@ -21,12 +21,12 @@ from app.stages.threads import Health, replica_cores
 from app.telemetry.spans import DecodedFile, record_decodes
 from models.errors import TandemError
 from models.image import CheckedImage
+from models.image_geometry import PictureRegion
 from models.image_header import read_header
 from models.ledger import decoder_cpu_ms
 from models.machine import give_back_memory, keep_freed_memory
 from models.model_set import ModelSet
 from models.network import Pixels
-from models.picture_regions import PictureRegion
 
 # libavif may decode up to 2^28 pixels, whatever the header says: so never on every thread.
 AVIF_PIXELS = 4 * 2**20

@@ -22,10 +22,9 @@ from app.graph.hub_link import HubLink
 from app.graph.served_models import check_accuracy, served_sets
 from app.settings import Settings
 from app.traffic.plan import BookStatus, Comparison, Disagreement, Plan, Split, VersionFigures
-from models.accuracy import wilson_interval
 from models.ledger import judge
 from models.model_set import ModelSet
-from models.record import Precision
+from models.record import Precision, wilson_interval
 
 if TYPE_CHECKING:  # it imports Ray, and tandem serve imports this module before
     from app.traffic.graph import TrafficGraph

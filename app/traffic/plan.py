@@ -27,8 +27,8 @@ from app.graph.hub_link import Book
 from app.graph.request import RequestAnswers
 from app.setting_values import check_shares
 from app.telemetry.metric_table import BUCKETS_MS
-from models.accuracy import Z95, wilson_interval
 from models.ensemble import AnswerRule, Probabilities
+from models.record import Z95, wilson_interval
 
 MAX_EARLIER = 10  # splits that a plan keeps: for rollbacks, and of the last revisions
 HASHED_BYTES = 64 * 2**10  # The beginning of a file and its length suffice to tell photos apart.

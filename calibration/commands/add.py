@@ -30,7 +30,7 @@ from calibration.commands.models import (
 from models.errors import ModelSetError
 from models.files import needed_folder
 from models.image import Resize, Size, size_of
-from models.image_resize import Interpolation
+from models.image_geometry import Interpolation
 from models.machine import needs_extra, pip_install
 from models.model_set import ModelSet, load_model_set, offline_precision
 from models.own_functions import ALLOWED_VARIABLE

@@ -4,24 +4,20 @@ With ``--calibrate``, ``--sure-at`` or ``--plan`` it fits temperatures, chooses 
 sure, or searches the fast plan instead (:mod:`calibration.commands.fit`).
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from calibration.commands.evaluate_options import (
-    EvaluateOptions,
-    Tracker,
-    progress_bar,
-    sampled,
-)
-from calibration.commands.fit import fit, measure_foreign
-from calibration.commands.models import check_file, err, out
-from calibration.datasets import read_dataset, read_label_sets
+from calibration.commands.models import JsonFile, ModelDirs, SetName, check_file, err, out
+from calibration.datasets import Dataset, LabelSets, read_dataset, read_label_sets
 from calibration.evaluation.evaluate import (
     Evaluation,
     MultiLabelEvaluation,
@@ -29,25 +25,148 @@ from calibration.evaluation.evaluate import (
     evaluate_set,
 )
 from calibration.evaluation.live import LiveResult, LiveService, MultiLabelLiveService
-from calibration.evaluation.record import (
+from calibration.evaluation.report import (
     OutdatedRecordError,
+    as_json,
     check_can_keep,
     keep,
     kept_aside,
     record_of,
+    show,
 )
-from calibration.evaluation.report import as_json, show
-from models.accuracy import AccuracyRecord
+from calibration.sets.labels import SetClasses
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json
 from models.ledger import judge, judged, outcome_of
 from models.machine import needs_extra
 from models.manifest import read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
-from models.record import Precision
+from models.record import AccuracyRecord, Precision
 from models.stores import is_fetched
 
+T = TypeVar("T")
+D = TypeVar("D", Dataset, LabelSets)
 PRECISIONS: tuple[Precision, ...] = ("FP16", "INT8")  # the float ones first
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The options of the command line."""
+
+    name: SetName
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="ImageFolder (DIR/<class>/<file>), or a CSV of file,label; of a multi-label set "
+            "file,label;label; needed except for --foreign alone"
+        ),
+    ] = None
+    class_ids: Annotated[
+        Path | None,
+        typer.Option(
+            help="the class ids that the images' folders are named by, as WordNet's, in the "
+            "networks' order  (default: the set's own)"
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        typer.Option(help="also through this running service; it must answer as in process"),
+    ] = None
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="search the set's fast plan: which members to ask first, and when their answer "
+            "stands; judge it on other images, and write it into the manifest",
+        ),
+    ] = False
+    subsets: Annotated[bool, typer.Option("--subsets", hidden=True)] = False  # what --plan was
+    plot: Annotated[
+        Path | None, typer.Option(help="with --plan: draw the plans, FILE.svg or FILE.png")
+    ] = None
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="fit a temperature for each member and one for the average on some of the "
+            "images, judge on others, and write them into the manifest",
+        ),
+    ] = False
+    sure_at: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=0.999,
+            help="choose from which probability on some of the images show that this share of "
+            "answers is right, for all members and for some of them; judge on others, and write "
+            "it into the manifest, with the bounds of answer sets",
+        ),
+    ] = None
+    foreign: Annotated[
+        Path | None,
+        typer.Option(
+            help="a folder of images that show none of the classes: measures how many answers to "
+            "half of them are sure; with --sure-at and --plan the other half chooses the bounds, "
+            "of which at most 5 % may be sure"
+        ),
+    ] = None
+    wrong_weight: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=100,
+            help="with --calibrate and --sure-at: count each wrong answer this many times, where "
+            "the networks probably learned from the images; --plan takes it from the bound",
+            show_default=False,
+        ),
+    ] = None
+    max_images: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            show_default=False,
+            help="a random sample this large, not recorded  (default: all)",
+        ),
+    ] = 0
+    record: Annotated[
+        bool, typer.Option(help="keep the result in the set's manifest, where serve reads it")
+    ] = True
+    json_file: JsonFile = None
+    html: Annotated[Path | None, typer.Option(help="write a page with plots")] = None
+    model_dir: ModelDirs = None
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="holds that service's key, if it wants one  (default: TANDEM_API_KEY)"),
+    ] = None
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether stdout is for tables: it has no JSON."""
+        return str(self.json_file) != "-"
+
+    @property
+    def fitting(self) -> str:
+        """The option that fits something and evaluates nothing else; empty: none."""
+        if self.calibrate:
+            return "--calibrate"
+        if self.sure_at is not None:
+            return "--sure-at"
+        return "--plan" if self.plan else ""
+
+    @property
+    def labelled(self) -> Path:
+        """The labelled images."""
+        if self.images is None:
+            what = self.fitting or "evaluate"
+            raise ModelSetError(f"{what} needs labelled images: --images DIR or --images LIST")
+        return self.images
+
+    def ids_of(self, model_set: ModelSet) -> Sequence[str] | None:
+        """Return the class ids of the option, as many as the set has classes; None: its own."""
+        if self.class_ids is None:
+            return None
+        of_set = SetClasses(model_set.labels, None)
+        return of_set.with_ids(self.class_ids, model_set.name, lambda *_: None).ids
 
 
 @dataclass(frozen=True)
@@ -82,6 +201,9 @@ def evaluate(options: EvaluateOptions) -> None:
             "--html: of classes that exclude each other, and this set is multi-label; leave it out "
             "(--json has all figures)"
         )
+    # Late, since fit.py has its options from here.
+    from calibration.commands.fit import fit, measure_foreign
+
     if options.fitting:
         fit(model_set, options)
         return
@@ -190,3 +312,34 @@ def _report(evaluated: EvaluatedSet, options: EvaluateOptions) -> None:
 
         write_page(options.html, evaluated.model_set, content, measured)
         err.print(f"the page: {escape(str(options.html))}")
+
+
+class Tracker:
+    """Advances a progress bar by the images of each batch that is handed out."""
+
+    def __init__(self, progress: Progress, what: str) -> None:
+        self._progress, self._what = progress, what
+
+    def __call__(self, batches: Iterable[Sequence[T]], total: int) -> Iterator[Sequence[T]]:
+        task = self._progress.add_task(self._what, total=total)
+        for batch in batches:
+            yield batch
+            self._progress.advance(task, len(batch))
+
+
+def progress_bar() -> Progress:
+    """Return a bar that shows nothing where stderr is no terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    return Progress(
+        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
+    )
+
+
+def sampled(dataset: D, max_images: int) -> D:
+    """Return a random sample with a fixed seed; all images if there are no more."""
+    if not 0 < max_images < len(dataset.images):
+        return dataset
+    chosen = random.Random(20).sample(range(len(dataset.images)), max_images)
+    note = f"a random sample of {max_images} of {len(dataset.images)} images"
+    ordered = tuple(dataset.images[place] for place in sorted(chosen))
+    return replace(dataset, images=ordered, notes=(*dataset.notes, note))

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from rich.markup import escape
 
-from calibration.commands.evaluate_options import (
+from calibration.commands.evaluate import (
     EvaluateOptions,
     Tracker,
     progress_bar,
@@ -30,8 +30,13 @@ from calibration.evaluation.fitting import (
     with_temperatures,
 )
 from calibration.evaluation.plans import search
-from calibration.evaluation.record import check_can_keep
-from calibration.evaluation.report import figures_table, plans_json, show_plans, verdict
+from calibration.evaluation.report import (
+    check_can_keep,
+    figures_table,
+    plans_json,
+    show_plans,
+    verdict,
+)
 from calibration.sets.transaction import change
 from models.errors import ModelSetError
 from models.files import write_json

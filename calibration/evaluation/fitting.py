@@ -32,7 +32,6 @@ import numpy.typing as npt
 from calibration.datasets import LabelledImage, truth_of
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.statistics import Reliability
-from models.accuracy import wilson_interval
 from models.ensemble import Flags, Probabilities, average, tempered
 from models.errors import ModelSetError
 from models.manifest import ENSEMBLE, Manifest
@@ -45,7 +44,7 @@ from models.plan import (
     SureRecord,
     by_plan,
 )
-from models.record import Precision, sha256_of
+from models.record import Precision, sha256_of, wilson_interval
 
 Part = Literal["fit", "choose", "judge"]
 MIN_IMAGES = 100  # in each part

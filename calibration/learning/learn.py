@@ -14,7 +14,7 @@ from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.fitting import Rows, with_temperatures
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.plans import search
-from calibration.evaluation.record import record_of
+from calibration.evaluation.report import record_of
 from calibration.learning.features import (
     Backbone,
     FeatureCache,
@@ -24,8 +24,15 @@ from calibration.learning.features import (
     backbones_of,
     compute,
 )
-from calibration.learning.heads import Folds, Head, Places, fit, stratified_folds
-from calibration.learning.held_out import HeldOut, alike_groups
+from calibration.learning.heads import (
+    Folds,
+    Head,
+    HeldOut,
+    Places,
+    alike_groups,
+    fit,
+    stratified_folds,
+)
 from calibration.learning.photographs import (
     NAME,
     NONE,
@@ -40,7 +47,6 @@ from calibration.learning.photographs import (
     without_single,
 )
 from calibration.sets.transaction import Staging, change, check_free, create, writing
-from models.accuracy import Score
 from models.class_names import some
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
@@ -49,7 +55,7 @@ from models.machine import available_cpus
 from models.manifest import ENSEMBLE, Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet, read_lines
 from models.openvino_network import with_head
-from models.record import Precision
+from models.record import Precision, Score
 
 MADE_BY = "tandem learn"
 CARD = """# {name}

@@ -11,13 +11,13 @@ import numpy as np
 import openvino as ov
 
 from calibration.statistics import Paired, Rightness
-from models.accuracy import wilson_interval
 from models.ensemble import Probabilities
 from models.errors import ModelSetError
 from models.ledger import judged, outcome_of
 from models.machine import available_cpus, cpu_model, instructions_of
 from models.manifest import QuantizationOptions
 from models.openvino_network import CompiledNetwork, Pixels, RuntimeOptions, fixed_batch
+from models.record import wilson_interval
 
 BATCH = 8
 MOVING = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"}

@@ -42,7 +42,6 @@ from calibration.quantization.quantize import (
 )
 from calibration.sets.packaged import WheelSource
 from calibration.sets.transaction import Staging, change
-from models.accuracy import ValidationDrop
 from models.errors import ModelSetError
 from models.image import ImageInputs
 from models.ledger import refused, standing_refusals
@@ -57,7 +56,7 @@ from models.manifest import (
 from models.model_set import ModelSet, read_lines
 from models.openvino_network import read_network
 from models.own_functions import inputs_of
-from models.record import Precision
+from models.record import Precision, ValidationDrop
 
 Say = Callable[[str], None]
 OWNED = ("networks", "quantization", "left_float", "validation_drop")  # of a member

@@ -28,7 +28,7 @@ from calibration.sets.ending import Outputs
 from calibration.sets.input import ColorOrder, InputForm, Normalisation, TensorLayout
 from models.errors import ModelSetError, reading
 from models.image import SCALED, Resize, Size, sides_of, size_of, size_text
-from models.image_resize import Interpolation
+from models.image_geometry import Interpolation
 from models.openvino_network import named_output
 from models.record import ImageRecord, InputSize, Record, Task, YamlError, read_yaml
 

@@ -43,7 +43,7 @@ from calibration.sets.input import Normalisation, Triple, trial_images
 from calibration.sets.transaction import Staging, check_free, create
 from models.errors import ModelSetError
 from models.image import sides_of
-from models.image_resize import Interpolation
+from models.image_geometry import Interpolation
 from models.machine import needs_extra
 from models.manifest import MAX_MEMBERS, Manifest, MemberRecord, read_manifest
 from models.model_set import ModelSet

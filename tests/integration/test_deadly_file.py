@@ -11,7 +11,7 @@ import pytest
 from ray import serve
 from ray.exceptions import RayActorError
 
-from app.graph.attempts import MAX_CALLS
+from app.graph.availability import MAX_CALLS
 from app.serve.replica import DecoderReplica
 from app.serve.set_stages import RemoteDecoder
 from app.settings import Settings

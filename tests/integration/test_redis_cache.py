@@ -9,7 +9,7 @@ import pytest
 
 from app.answers import Classified
 from app.graph import redis_cache
-from app.graph.cache import CachedEnsemble
+from app.graph.ensemble import CachedEnsemble
 from app.graph.request import ClassifyRequest
 from app.graph.service import EnsembleService
 from app.settings import Settings

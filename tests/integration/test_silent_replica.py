@@ -8,7 +8,7 @@ import psutil
 import pytest
 from ray import serve
 
-from app.graph.attempts import HedgeBudget, hedged
+from app.graph.availability import HedgeBudget, hedged
 from app.main import LOCALITY_ROUTING
 from app.serve.locality_router import LocalityRouter
 from tests.support.services.processes import EVENTUALLY_S, wait_until

@@ -22,7 +22,7 @@ from app.environment import (
     node_environment,
     serve_environment,
 )
-from app.graph.attempts import HEDGE_AFTER_SHARE, MAX_CALLS
+from app.graph.availability import HEDGE_AFTER_SHARE, MAX_CALLS
 from app.launch.haproxy import SILENT_S
 from app.launch.haproxy_rules import Edit, OwnService, RuleOptions, edits_of
 from app.settings import Settings

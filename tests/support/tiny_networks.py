@@ -15,9 +15,8 @@ from openvino import opset13 as ops
 
 from calibration.sets.transaction import change, write_manifest
 from calibration.statistics import Paired
-from models.accuracy import AccuracyRecord, Drop, Score
 from models.manifest import Manifest, MemberRecord, Network, read_manifest
-from models.record import FileRecord, ImageRecord, Precision
+from models.record import AccuracyRecord, Drop, FileRecord, ImageRecord, Precision, Score
 
 LABELS = ("mostly blue", "mostly green", "mostly red")
 COLORS = {"blue": (255, 0, 0), "green": (0, 255, 0), "red": (0, 0, 255)}  # BGR

@@ -10,8 +10,7 @@ from calibration.datasets import Dataset, LabelledImage
 from calibration.evaluation.evaluate import Evaluation
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.live import LiveResult
-from calibration.evaluation.record import record_of
-from calibration.evaluation.report import as_json
+from calibration.evaluation.report import as_json, record_of
 from models.ensemble import average
 from models.manifest import ENSEMBLE, read_manifest
 from models.model_set import ModelSet

@@ -5,8 +5,7 @@ from html.parser import HTMLParser
 
 from rich.console import Console
 
-from calibration.evaluation.record import record_of
-from calibration.evaluation.report import show
+from calibration.evaluation.report import record_of, show
 from calibration.evaluation.report_page import write_page
 from tests.support.calibration.made_evaluations import content_of
 

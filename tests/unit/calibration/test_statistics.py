@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 from scipy.optimize import minimize_scalar
 
 from calibration.statistics import NUM_BINS, ModeTally, Paired, Reliability, Tally
-from models.accuracy import Z95, wilson_interval
 from models.ensemble import top_k
+from models.record import Z95, wilson_interval
 
 BOUNDED = settings(max_examples=100, deadline=None, database=None)
 RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)

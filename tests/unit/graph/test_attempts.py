@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from app.errors import OverloadedError
-from app.graph.attempts import MAX_CALLS, MOST_SAVED, PER_IMAGE, HedgeBudget, hedged, retry
+from app.graph.availability import MAX_CALLS, MOST_SAVED, PER_IMAGE, HedgeBudget, hedged, retry
 from tests.support.cases import cases
 from tests.support.virtual_loop import virtually
 

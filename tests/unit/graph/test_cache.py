@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.answers import Classified, Fault, MemberAnswer, as_json
 from app.errors import NotReadyError, OverloadedError
-from app.graph.cache import CachedEnsemble
+from app.graph.ensemble import CachedEnsemble
 from app.graph.redis_cache import RedisStore, RowsFormat
 from app.graph.request import CacheUse, ClassifyRequest, ResponseCache
 from app.setting_values import RedisAddress
@@ -157,7 +157,7 @@ async def test_what_another_gateway_hands_on_is_looked_up_too(cached):
 
 
 async def test_a_small_cache_never_answers_wrongly(tiny_set, told, monkeypatch):
-    monkeypatch.setattr("app.graph.cache.MIB", 8 * 2**10)  # what cache_mib counts in
+    monkeypatch.setattr("app.graph.ensemble.MIB", 8 * 2**10)  # what cache_mib counts in
     cached, plain = Cached(tiny_set, cache_mib=1), Cached(tiny_set, cache="none")
     files = [b"good" + b"x" * n for n in range(60)]
     expected = {file: (await plain.classify(file))[0].predictions for file in files}

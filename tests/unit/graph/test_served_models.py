@@ -9,7 +9,7 @@ import pytest
 from app.errors import ConfigError, UnverifiedError
 from app.graph.served_models import check_accuracy, decided, describe
 from app.launch.config import ServeConfig
-from app.launch.log import service_log
+from app.launch.log_and_metrics import service_log
 from app.launch.serve import _checked_config
 from app.launch.serve_options import ServeOptions
 from app.main import build

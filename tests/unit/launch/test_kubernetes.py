@@ -17,7 +17,7 @@ from app.cli.cluster_rows import CORES
 from app.launch.checks import METRICS_PORT
 from app.launch.config import ServeConfig
 from app.launch.haproxy import MAX_CONNECTIONS
-from app.launch.metrics_relay import LIVE_PATH
+from app.launch.log_and_metrics import LIVE_PATH
 from tests.support.client_environments import KSERVE
 from tests.support.command_line import options_of
 from tests.support.custom_resources import KINDS, kubernetes_parts

@@ -33,7 +33,7 @@ from models.image import (
     read_image,
 )
 from models.image_formats import default_picture
-from models.image_resize import Axis, CropSource, common_region
+from models.image_geometry import Axis, CropSource, common_region
 from models.record import ImageRecord
 from tests.support.image_cases import CASES, FURTHER, SIDE, Case
 from tests.support.images import (

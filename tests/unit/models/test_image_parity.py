@@ -15,7 +15,7 @@ EXACT_LARGEST, EXACT_MEAN = 2, 0.35
 # Bicubic weights are finer. Sums between the axes are cut to 0..255, so the order of the axes shows
 # in a few pixels; Pillow 13 begins with the height where that shrinks more, older ones never do.
 BICUBIC_LARGEST, BICUBIC_MEAN = 8, 0.05
-# Shrinking more than 8 times starts with whole blocks (models/image_resize.py).
+# Shrinking more than 8 times starts with whole blocks (models/image_geometry.py).
 BLOCKS_LARGEST, BLOCKS_MEAN = 3, 0.35
 # A JPEG decoded at 1/2, 1/4 or 1/8: DCT scaling is a slightly different filter.
 REDUCED_LARGEST, REDUCED_MEAN = 14, 1.5

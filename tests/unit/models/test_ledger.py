@@ -6,10 +6,9 @@ from math import ceil
 
 import pytest
 
-from calibration.evaluation.record import with_record
+from calibration.evaluation.report import with_record
 from calibration.sets.transaction import write_manifest
 from calibration.statistics import Paired
-from models.accuracy import MultiLabelDrop, ValidationDrop
 from models.ledger import (
     LEAST_IMAGES,
     bound,
@@ -21,7 +20,7 @@ from models.ledger import (
     rounded_up,
 )
 from models.manifest import Manifest, read_manifest
-from models.record import FileRecord, ImageRecord
+from models.record import FileRecord, ImageRecord, MultiLabelDrop, ValidationDrop
 from tests.support.cases import cases
 from tests.support.plans import plan_of
 from tests.support.tiny_networks import drop_of, with_accuracy, write_tiny_set

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from calibration.sets.transaction import write_manifest
-from models.accuracy import Z95, wilson_interval
 from models.errors import ModelSetError
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR, ModelSet, list_folders, load_model_set
 from models.network import memory_needed
-from models.record import FileRecord, sha256_of
+from models.record import Z95, FileRecord, sha256_of, wilson_interval
 from tests.support.cases import cases
 from tests.support.tiny_networks import LABELS, with_accuracy, write_tiny_set
 

@@ -16,7 +16,7 @@ from calibration.commands.models import problems_running
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.evaluation.inference import Networks
-from calibration.evaluation.record import keep, record_of
+from calibration.evaluation.report import keep, record_of
 from calibration.offline import InProcessPipeline, LocalEnsemble, Setup
 from calibration.quantization.quantize_set import Request, quantize_set
 from models import golden, machine

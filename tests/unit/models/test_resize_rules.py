@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from models.image import ImageInputs, ImageRule, decode_regions, read_image
-from models.picture_regions import PictureRegion
+from models.image_geometry import PictureRegion
 from models.record import ImageRecord
 from tests.support import images
 from tests.support.cases import cases

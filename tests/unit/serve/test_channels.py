@@ -474,7 +474,7 @@ def test_on_asyncio_and_on_uvloop_which_ray_takes_where_it_is_installed(run) -> 
                 await call
         assert issubclass(
             channels.ConnectionLostError, RayActorError
-        )  # app.graph.attempts calls again
+        )  # app.graph.availability calls again
         await until(lambda: server.num_calls == 0)
         await server.drain()
         with pytest.raises(ConnectionRefusedError):

@@ -16,7 +16,7 @@ from app.serve.replica import decode_many
 from app.serve.set_stages import RemoteDecoder
 from app.settings import Settings
 from app.stages.decoder import HEAVY_PIXELS, Decoder
-from models.picture_regions import regions_of
+from models.image_geometry import regions_of
 from tandem_client import AsyncClient, BadRequest, Classification, Result
 from tests.support.cases import cases
 from tests.support.fakes import handle_of

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError
 from app.access import Caller
 from app.answers import Decoded, Fault, MemberAnswer
 from app.errors import DeadlineError, HeavyFileError, NotReadyError, OtherSetError, OverloadedError
-from app.graph import attempts
+from app.graph import availability
 from app.queueing.fairness import CALLER
 from app.serve.replica import classify_many, decode_many
 from app.serve.set_stages import RemoteDecoder, RemoteMember
@@ -337,8 +337,8 @@ async def test_all_images_of_a_replica_that_died_are_asked_for_again() -> None:
 
 async def test_a_file_that_kills_replicas_takes_no_others_along(monkeypatch) -> None:
     """Not even where its requests come together again: each is then in a call of its own."""
-    monkeypatch.setattr(attempts, "PAUSE_S", 0.0)
-    monkeypatch.setattr(attempts, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(availability, "PAUSE_S", 0.0)
+    monkeypatch.setattr(availability, "LONGEST_PAUSE_S", 0.0)
 
     class Fragile(Counting):
         async def decode_many(self, message: bytes) -> bytes:

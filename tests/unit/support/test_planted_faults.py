@@ -39,7 +39,7 @@ def test_a_fault_of_code_that_has_moved_is_refused(
         planted(Fault("clock.py", "comparison turned", text, "0", ""))
 
 
-@cases("module", "app/graph/attempts.py", "app/queueing/fairness.py")
+@cases("module", "app/graph/availability.py", "app/queueing/fairness.py")
 def test_drawn_faults_apply_and_are_the_same_each_time(module: str) -> None:
     faults = drawn(module)
     assert len(faults) == 10

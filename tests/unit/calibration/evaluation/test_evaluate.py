@@ -19,7 +19,7 @@ from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import evaluate_set
 from calibration.evaluation.fitting import part_of
 from calibration.evaluation.inference import Networks, batches, through_threads
-from calibration.evaluation.record import keep, record_of
+from calibration.evaluation.report import keep, record_of
 from calibration.sets.add_set import NewSet, add_set
 from calibration.sets.transaction import change, write_manifest
 from models.errors import ModelSetError

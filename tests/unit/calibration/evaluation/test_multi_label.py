@@ -9,11 +9,10 @@ from sklearn.metrics import average_precision_score, f1_score
 from calibration.evaluation import evaluate as multi_label
 from calibration.evaluation.evaluate import average_precision, drop_of, measured
 from calibration.sets.transaction import write_manifest
-from models.accuracy import MultiLabelDrop, MultiLabelScore
 from models.ensemble import above
 from models.ledger import judge, judged, outcome_of
 from models.manifest import ENSEMBLE, Network, read_manifest
-from models.record import Precision
+from models.record import MultiLabelDrop, MultiLabelScore, Precision
 from tests.support.calibration.evaluated_sets import evaluated
 from tests.support.command_line import tandem
 from tests.support.scored_sets import (

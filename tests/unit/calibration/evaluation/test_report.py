@@ -14,8 +14,15 @@ from rich.console import Console
 from calibration.evaluation import report_page
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.plans import MAX_LOST, PlanScore, PlanSearch, Step
-from calibration.evaluation.record import record_of
-from calibration.evaluation.report import as_json, plans_json, show, show_modes, show_plans, verdict
+from calibration.evaluation.report import (
+    as_json,
+    plans_json,
+    record_of,
+    show,
+    show_modes,
+    show_plans,
+    verdict,
+)
 from calibration.evaluation.report_page import rendered, write_plot
 from calibration.statistics import ModeTally, Tally
 from models.ensemble import average

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from calibration.learning.heads import SHARPNESS, Folds, _Problem, fit, stratified_folds
-from calibration.learning.held_out import alike_groups
+from calibration.learning.heads import (
+    SHARPNESS,
+    Folds,
+    _Problem,
+    alike_groups,
+    fit,
+    stratified_folds,
+)
 
 
 def drawn(num_classes=4, each=15, width=20, noise=1.0, seed=0):

@@ -1,10 +1,13 @@
-"""Antialiased resize of a crop, with the results of Pillow's BILINEAR and BICUBIC filters.
+"""Geometry of pictures: the regions that requests name, and the antialiased resize of a crop.
 
-A result pixel is a weighted mean of source pixels under a triangle. The triangle is two
-source-to-result scales wide (one pixel each side when enlarging). This is Pillow's
-``ImagingResample``, and so torchvision's classification preprocessing. The axes are resized one
-after the other, on the crop alone, in 16-bit integers. Weights are in 1/256 and sum to 256, so a
-sum is at most 255 * 256 + 128 < 2**16.
+A region is ``[x, y, width, height]`` of the picture as it is shown (turned upright), in pixels or
+in shares of its sides. Four numbers up to 1 are shares: ``[0, 0, 1, 1]`` is the whole picture.
+
+The resize has the results of Pillow's BILINEAR and BICUBIC filters. A result pixel is a weighted
+mean of source pixels under a triangle. The triangle is two source-to-result scales wide (one pixel
+each side when enlarging). This is Pillow's ``ImagingResample``, and so torchvision's classification
+preprocessing. The axes are resized one after the other, on the crop alone, in 16-bit integers.
+Weights are in 1/256 and sum to 256, so a sum is at most 255 * 256 + 128 < 2**16.
 
 The bicubic kernel (a = -0.5, twice as wide) has negative weights. It uses 32-bit integers with
 weights in 1/2**14, and its sums are clipped to 0..255.
@@ -13,7 +16,8 @@ Resizing along an axis multiplies a sparse matrix (size, source rows) by the row
 multiple of a row to another in one step, while NumPy would copy each row first (decision 0001).
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,9 +26,15 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from models.errors import OutsidePictureError
+
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+MAX_REGIONS = 64
+FORM = "[x, y, width, height] in whole pixels, or in shares of 0 to 1"
+ROUNDING = 1e-6  # by which shares may add up to more than 1
+Edges = tuple[int, int, int, int]  # left, top, right, bottom
 # With more taps, weights of 8 bits are too coarse. A larger shrink starts with means over whole
 # blocks, which leaves a factor of 4 to 8 for the triangle (decision 0001).
 _MAX_TRIANGLE_SHRINK = 8
@@ -35,6 +45,91 @@ _TYPES = {"bilinear": np.uint16, "bicubic": np.int32}
 Pixels = NDArray[np.uint8]
 Wide = NDArray[Any]  # pixels in the type of the weights: uint16, or int32
 Interpolation = Literal["bilinear", "bicubic"]
+
+
+class PictureRegion(NamedTuple):
+    """A part of a picture: pixels, or shares of its sides if no number is above 1."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def is_shares(self) -> bool:
+        return max(self) <= 1
+
+    def __str__(self) -> str:
+        return f"[{', '.join(f'{number:.6g}' for number in self)}]"
+
+    def num_pixels(self, of_picture: int) -> int:
+        """Return how many pixels the region has, in a picture of ``of_picture`` pixels."""
+        area = self.width * self.height
+        return int(min(area * of_picture if self.is_shares else area, of_picture))
+
+    def problem(self) -> str | None:
+        """Return why the region is wrong in every picture; None if it is not."""
+        if not all(map(math.isfinite, self)) or min(self) < 0 or min(self.width, self.height) == 0:
+            return "its x and y are 0 or more, its width and height above 0"
+        if not self.is_shares:
+            is_whole = all(float(number).is_integer() for number in self)
+            return None if is_whole else "pixels are whole numbers, and shares end at 1"
+        if (far := max(self.x + self.width, self.y + self.height)) > 1 + ROUNDING:
+            return f"it reaches to {far:.6g} of a side, and shares end at 1"
+        return None
+
+    def within(self, width: int, height: int) -> Edges:
+        """Return the edges in a picture of ``width`` x ``height`` pixels.
+
+        Raises :class:`OutsidePictureError` if the region is not within, or has no pixel.
+        """
+        wide, high = (width, height) if self.is_shares else (1, 1)
+        left, right = (round(edge * wide) for edge in (self.x, self.x + self.width))
+        top, bottom = (round(edge * high) for edge in (self.y, self.y + self.height))
+        if right > width or bottom > height:
+            raise OutsidePictureError(
+                f"The region {self} reaches to x {right} and y {bottom}; the picture has {width} x "
+                f"{height} pixels as it is shown: keep within them."
+            )
+        if left == right or top == bottom:
+            raise OutsidePictureError(
+                f"The region {self} has no pixel of {width} x {height}: send a larger one."
+            )
+        return left, top, right, bottom
+
+
+def regions_of(sent: Any, most: int = MAX_REGIONS) -> tuple[PictureRegion, ...]:
+    """Return the regions of a request, ``sent`` as lists of four numbers.
+
+    Raises :class:`ValueError`, whose text has the value, the limit and what to send.
+    """
+    if not isinstance(sent, Sequence) or isinstance(sent, str) or not sent:
+        raise ValueError(f"regions is {_shown(sent)}; give a list of {FORM}")
+    if len(sent) > most:
+        raise ValueError(
+            f"regions has {len(sent)} entries, the limit is {most}; send them in several requests"
+        )
+    return tuple(_region(place, numbers) for place, numbers in enumerate(sent))
+
+
+def _region(place: int, numbers: Any) -> PictureRegion:
+    name = f"region {place} (counted from 0)"
+    is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
+    if not is_list or len(numbers) != 4 or not all(map(_is_number, numbers)):
+        raise ValueError(f"{name} is {_shown(numbers)}; give {FORM}")
+    region = PictureRegion(*numbers)
+    if (problem := region.problem()) is not None:
+        raise ValueError(f"{name} is {region}; {problem}; give {FORM}")
+    return region
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 class Axis(NamedTuple):

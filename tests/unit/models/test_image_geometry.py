@@ -11,7 +11,7 @@ from PIL import Image
 
 from models.errors import CorruptImageError, OutsidePictureError, TandemError, TooManyPixelsError
 from models.image import ImageInputs, ImageRule
-from models.picture_regions import MAX_REGIONS, PictureRegion, regions_of
+from models.image_geometry import MAX_REGIONS, PictureRegion, regions_of
 from tests.support.cases import cases
 
 WIDTH, HEIGHT = 300, 220

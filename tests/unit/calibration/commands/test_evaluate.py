@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.commands.evaluate_options import EvaluateOptions, sampled
+from calibration.commands.evaluate import EvaluateOptions, sampled
 from calibration.datasets import Dataset, LabelledImage
 from models.errors import ModelSetError
 from models.model_set import load_model_set
