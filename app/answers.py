@@ -13,10 +13,9 @@ import orjson
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from models.ensemble import AnswerRule, Prediction, Probabilities, reaches
+from models.ensemble import PLAIN, AnswerRule, PlanName, Prediction, Probabilities, Trust, reaches
 from models.errors import TandemError
 from models.network import Features, Pixels
-from models.plan import PLAIN, PlanName, Trust
 
 logger = logging.getLogger("ray.serve")
 OF_OWN_COMBINE = Trust(no_bound="the service's own combine made the answer, not an average")

@@ -22,10 +22,10 @@ from app.setting_values import (
     check_shares,
     set_in_traffic,
 )
+from models.ensemble import PlanName
 from models.files import user_folder
 from models.image_colors import IccProfiles
 from models.model_set import ModelSet, load_model_set, search_path
-from models.plan import PlanName
 from models.record import Precision, Weight
 
 STAGES = ("decoder", "members", "combiner")

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from models.class_names import class_indices, some
 from models.errors import ModelSetError
 from models.image_files import SUFFIXES, images_below, is_hidden, is_image
-from models.model_set import ModelSet
+from models.model_set import ModelSet, class_indices, some
 from models.record import sha256_of
 
 HEADERS = (["file", "label"], ["file", "labels"])  # of a list; it may have no header

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from models.class_names import number_of
 from models.errors import ModelSetError, reading
+from models.model_set import number_of
 from models.record import YamlError, parse_yaml
 
 MAX_BYTES = 4 << 20

@@ -24,7 +24,7 @@ from calibration.answer_files import OfflineRun as OfflineRun  # an entry point 
 from calibration.answer_files import Row
 from calibration.datasets import ImageFile
 from calibration.evaluation.inference import Networks, batches, through_threads
-from models.ensemble import Prediction, Probabilities, average, reaches
+from models.ensemble import PlanName, Prediction, Probabilities, Trust, average, in_steps, reaches
 from models.errors import ImageError, ModelSetError
 from models.files import user_folder
 from models.golden import GoldenMismatchError, check
@@ -41,7 +41,6 @@ from models.model_set import (
 from models.network import Features, Pixels, RuntimeOptions
 from models.network import load as load_network
 from models.own_functions import inputs_of, outputs_of_views
-from models.plan import PlanName, Trust, in_steps
 from models.record import Precision
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)

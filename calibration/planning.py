@@ -24,6 +24,7 @@ from typing import Literal
 
 import numpy as np
 
+from models.ensemble import PlanName
 from models.errors import TandemError
 from models.ledger import (
     AROUND_CPU_MS,
@@ -35,7 +36,6 @@ from models.ledger import (
     records_of_networks,
 )
 from models.manifest import Manifest
-from models.plan import PlanName
 from models.record import Precision
 
 HTTP_MS = 2.8  # of an image in addition to its stages (share-floor-plan.json, overhead_ms now)

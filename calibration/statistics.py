@@ -171,7 +171,7 @@ class Tally:
 class ModeTally:
     """Counts the answers of one mode: all members, a step of the plan, some members alone.
 
-    ``sure_from`` and ``set_from`` are its bounds (:class:`models.plan.Trust`).
+    ``sure_from`` and ``set_from`` are its bounds (:class:`models.ensemble.Trust`).
     """
 
     def __init__(self, sure_from: float | None, set_from: float | None) -> None:

@@ -72,6 +72,14 @@ class ModelSetError(TandemError):
     code = "model_set"
 
 
+class StoreError(ModelSetError):
+    """A store cannot be read or written, or what it has is not what the manifest says."""
+
+    code = "store"
+    answered: int | None = None  # the HTTP status of the store
+    may_pass = False  # whether a retry may succeed
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Raise :class:`ModelSetError` if the operating system cannot read the file."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from models.errors import CorruptImageError, TandemError
 from models.image_colors import IccProfiles, check_can_convert, lay_over_white, to_srgb
-from models.image_formats import HEIF_FORMATS, decode_heif, default_picture
+from models.image_files import HEIF_FORMATS, decode_heif, default_picture
 from models.image_geometry import Axis, CropSource, Interpolation, PictureRegion, common_region
 from models.image_header import (
     WEBP_ALPHA_FLAG,

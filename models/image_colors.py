@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import ModelSetError
-from models.image_formats import HEIF_FORMATS, png_chunks
+from models.image_files import HEIF_FORMATS, png_chunks
 from models.image_header import ImageHeader, jpeg_segments, webp_chunks
 from models.machine import check_installed
 

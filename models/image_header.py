@@ -3,7 +3,7 @@
 Nothing is decoded or allocated before. There are three small parsers by the specifications: JPEG
 (ITU-T T.81 annex B), PNG (W3C, third edition) and WebP (RFC 9649). They walk segments, skip
 compressed data, and copy nothing of the body. The orientation is of their Exif metadata (CIPA
-DC-008). :mod:`models.image_formats` reads HEIC and AVIF.
+DC-008). :mod:`models.image_files` reads HEIC and AVIF.
 """
 
 import re
@@ -18,7 +18,7 @@ from models.errors import (
     TooManyPixelsError,
     UnsupportedFormatError,
 )
-from models.image_formats import (
+from models.image_files import (
     DECODED,
     HEIF_FORMATS,
     KINDS,

@@ -20,8 +20,8 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Literal
 
+from models.ensemble import PlanName
 from models.manifest import ENSEMBLE, Manifest
-from models.plan import PlanName
 from models.record import Z95, AccuracyRecord, Drop, Loss, MultiLabelDrop, Precision, ValidationDrop
 
 Status = Literal["verified", "unmeasured", "unknown", "dropped"]

@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
-from models.ensemble import DEFAULT_THRESHOLD
-from models.errors import ModelSetError, reading
-from models.image import ImageInputs
-from models.plan import (
+from models.ensemble import (
+    DEFAULT_THRESHOLD,
     AnswerSetRecord,
     AverageRecord,
     PlanRecord,
@@ -21,6 +19,8 @@ from models.plan import (
     SureRecord,
     TrustTable,
 )
+from models.errors import ModelSetError, reading
+from models.image import ImageInputs
 from models.record import (
     PRECISIONS,
     RETIRED,

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from platformdirs import user_cache_path
 
-from models.errors import ModelSetError, TandemError
+from models.errors import ModelSetError, StoreError, TandemError
 from models.files import locked, make_folder, needed_folder, user_folder
 from models.machine import MissingExtraError, pip_install
 from models.manifest import MANIFEST_NAME, read_manifest
@@ -48,14 +48,6 @@ SECRET = re.compile(r"(?<=//)[^/\s]+@|\?[^\s'\"]+")  # secrets of URLs, in messa
 VERSIONS_NAME = ".versions"  # in the set's folder; contains a folder per earlier version
 MAX_EARLIER = 5  # earlier versions per set; the oldest is removed
 VERSION = re.compile(r"[0-9a-f]{12}")
-
-
-class StoreError(ModelSetError):
-    """A store cannot be read or written, or what it has is not what the manifest says."""
-
-    code = "store"
-    answered: int | None = None  # the HTTP status of the store
-    may_pass = False  # whether a retry may succeed
 
 
 def is_url(name: str) -> bool:

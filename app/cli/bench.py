@@ -19,7 +19,7 @@ from rich.table import Table
 from app.access import key_headers
 from app.bench.load import Load, Progress, Target, drawn_photos, photos_in, run_load
 from app.bench.measurement import Summary, knee, service_root, summarise
-from app.cli.options import Caller, JsonFile, PhotoFolder, Plot, check_can_plot, service_url
+from app.cli.main import Caller, JsonFile, PhotoFolder, Plot, check_can_plot, service_url
 from app.errors import ConfigError
 from models.files import check_can_write, write_json
 from models.machine import describe_machine, needs_extra

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from app.access import sent_key
 from app.bench.load import find_files
-from app.cli.options import Caller, service_url
+from app.cli.main import Caller, service_url
 from app.graph.request import checked_threshold, checked_top_k
-from models.plan import PlanName
+from models.ensemble import PlanName
 from tandem_client import Client, RetryPolicy, TandemError
 
 DEFAULT_URL = "http://127.0.0.1:8000"

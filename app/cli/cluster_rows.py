@@ -11,12 +11,12 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from app.errors import ConfigError, NotReadyError
+from models.ensemble import PlanName
 from models.errors import TandemError
 from models.image_files import file_stamps, first_not_utf8, images_at, is_store, read_image
 from models.machine import check_installed
 from models.manifest import Manifest
 from models.model_set import load_model_set, offline_precision
-from models.plan import PlanName
 from models.record import Precision
 
 if TYPE_CHECKING:

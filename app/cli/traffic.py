@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.access import key_headers
-from app.cli.options import Caller, service_url
+from app.cli.main import Caller, service_url
 from app.errors import ConfigError
 from app.traffic.control import MIN_AGREEMENT, MIN_COMPARED, candidate, refusals
 from app.traffic.plan import Split

@@ -8,8 +8,8 @@ The protocols here are how the graph calls Decoder, members and Combiner. Object
 ``left_s`` is the time that the request has left, in seconds. A call that would take longer raises
 :class:`app.errors.DeadlineError`.
 
-A fast plan (:mod:`models.plan`) asks the members in steps. An image goes on to the next step only
-if the average of those before is not likely enough.
+A fast plan (:mod:`models.ensemble`) asks the members in steps. An image goes on to the next step
+only if the average of those before is not likely enough.
 """
 
 import asyncio
@@ -36,11 +36,10 @@ from app.queueing.overload import CircuitBreaker
 from app.queueing.scheduler import SHADOW, Lane
 from app.settings import AnswerPolicy
 from app.telemetry.metrics import Interval, RequestObserver
-from models.ensemble import Flags, Probabilities, average
+from models.ensemble import Flags, PlanRecord, Probabilities, average
 from models.errors import TandemError
 from models.image import ImageInputs
 from models.network import Pixels
-from models.plan import PlanRecord
 
 Answering = asyncio.Future[MemberAnswer]
 LATE = "late"

@@ -20,9 +20,8 @@ import numpy as np
 from app.queueing.overload import CircuitBreaker
 from app.setting_values import RedisAddress
 from app.settings import Settings
-from models.ensemble import Probabilities
+from models.ensemble import PlanName, Probabilities
 from models.model_set import ModelSet
-from models.plan import PlanName
 
 # For one look-up, with connecting. A busy Gateway's loop may itself be late by a tenth of this. A
 # Redis that hangs delays the requests of one moment, and then one request now and then.

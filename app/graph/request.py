@@ -26,9 +26,9 @@ from app.errors import (
 from app.graph.redis_cache import Outcome, RedisStore, Rows
 from app.queueing.scheduler import Lane
 from app.telemetry.metrics import RequestObserver
+from models.ensemble import PlanName
 from models.image_geometry import PictureRegion, regions_of
 from models.network import Pixels
-from models.plan import PlanName
 
 Text = TypeVar("Text", str, bytes)
 KEY_HEADER = "authorization"

@@ -17,6 +17,7 @@ from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 from app.errors import ConfigError, UnverifiedError
 from app.settings import Settings
 from models import golden
+from models.ensemble import PlanName
 from models.errors import ModelSetError
 from models.image import Size
 from models.ledger import Verdict, judge
@@ -24,7 +25,6 @@ from models.machine import available_cpus, installed_version
 from models.manifest import MemberRecord
 from models.model_set import ModelSet
 from models.network import RuntimeOptions, load
-from models.plan import PlanName
 from models.record import Precision, RuntimeName
 
 # OpenAPI 3.0 has no tuples.

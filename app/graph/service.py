@@ -42,10 +42,9 @@ from app.queueing.overload import PlanSwitch, limit_of
 from app.settings import Settings
 from app.telemetry.metric_table import REFUSED_BEFORE
 from app.telemetry.metrics import RequestObserver, meter, record_key
-from models.class_names import class_named
+from models.ensemble import PlanName
 from models.ledger import gateway_cpu_ms
-from models.model_set import ModelSet
-from models.plan import PlanName
+from models.model_set import ModelSet, class_named
 from models.record import Precision
 
 # The share of HAProxy's timeout within which a Gateway must answer: later, HAProxy asks another.

@@ -20,10 +20,17 @@ from app.grpc import tensorflow_serving_pb2 as messages
 from app.grpc.call import TENSORFLOW_METHODS, GrpcCall, answered, parsed, stream_method
 from app.grpc.interface import Receiver
 from app.grpc.open_inference import Stream
-from app.oip.bodies import MAX_TENSORS, InferAnswer, OutputTensor
+from app.oip.bodies import (
+    MAX_TENSORS,
+    METHOD,
+    SIGNATURE,
+    TYPES,
+    InferAnswer,
+    OutputTensor,
+    status_of,
+)
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import FIRST_VERSION, ServedModel, TensorMetadata
-from app.oip.tensorflow_serving import METHOD, SIGNATURE, TYPES, status_of
 from app.oip.tensors import InferRequest, RequestedOutput, Tensor, checked_tensor, shown
 from app.queueing.admission import Share
 from app.telemetry.metrics import RequestObserver

@@ -54,7 +54,7 @@ from app.setting_values import EXPOSED
 from app.telemetry.metrics import CLIENT_WENT, record_answered
 from app.telemetry.spans import continued, continues_traces
 from app.traffic.control import TrafficControl
-from models.plan import PlanName
+from models.ensemble import PlanName
 
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 BINARY = {"schema": {"type": "string", "format": "binary"}}

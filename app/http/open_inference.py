@@ -29,9 +29,13 @@ from app.http.errors import (
 from app.oip.bodies import (
     HEADER_LENGTH,
     InferAnswer,
+    ModelStatus,
+    Prediction,
+    metadata_of,
     parse_request,
     parsed_object,
     rendered,
+    status_of,
 )
 from app.oip.inference import Inference, ModelRequest
 from app.oip.models import (
@@ -47,7 +51,6 @@ from app.oip.models import (
     server_metadata,
 )
 from app.oip.regions import NO_CUDA, Regions, for_caller
-from app.oip.tensorflow_serving import ModelStatus, Prediction, metadata_of, status_of
 from app.oip.tensors import InferRequest
 from app.queueing.admission import Share
 from app.telemetry.metrics import (

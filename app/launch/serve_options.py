@@ -37,8 +37,8 @@ from app.launch.config import (
 from app.launch.log_and_metrics import LogFormat, LogLevel
 from app.setting_values import RETIRED
 from app.settings import Settings
+from models.ensemble import PlanName
 from models.files import why_not_written, with_home
-from models.plan import PlanName
 from models.record import parse_yaml
 from models.stores import is_url
 

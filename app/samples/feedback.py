@@ -40,9 +40,9 @@ from app.setting_groups import RecordSettings
 from app.telemetry.metric_table import FEEDBACK
 from app.telemetry.metrics import meter
 from app.telemetry.spans import untraced_task
+from models.ensemble import PlanName
 from models.errors import TandemError
 from models.files import make_folder, write_whole
-from models.plan import PlanName
 from models.record import wilson_interval
 
 SEND_EVERY_S = 0.2

@@ -21,10 +21,10 @@ from calibration.drift import (
     compare,
     read_answers,
 )
+from models.ensemble import PlanName
 from models.errors import ModelSetError
 from models.files import check_can_write, write_json, write_result
 from models.machine import needs_extra
-from models.plan import PlanName
 
 MAX_LISTED = 10  # classes in the table
 MAX_DRAWN = 20  # classes on the page

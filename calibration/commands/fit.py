@@ -38,11 +38,11 @@ from calibration.evaluation.report import (
     verdict,
 )
 from calibration.sets.transaction import change
+from models.ensemble import ForeignRecord, SubsetRecord
 from models.errors import ModelSetError
 from models.files import write_json
 from models.manifest import ENSEMBLE, Manifest, read_manifest
 from models.model_set import ModelSet
-from models.plan import ForeignRecord, SubsetRecord
 from models.record import Precision
 
 

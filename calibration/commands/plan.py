@@ -26,9 +26,9 @@ from calibration.planning import (
     read_costs,
 )
 from calibration.planning import plan as make_plan
+from models.ensemble import PlanName
 from models.files import check_can_write, write_json
 from models.model_set import load_model_set
-from models.plan import PlanName
 
 
 def plan(

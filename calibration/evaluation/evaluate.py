@@ -34,11 +34,10 @@ from calibration.datasets import (
 from calibration.evaluation.fitting import Rows, foreign_record, part_of
 from calibration.evaluation.inference import AnsweredBatch, Networks, Observer, Track
 from calibration.statistics import Indices, ModeTally, Paired, Rightness, Tally
-from models.ensemble import Flags, Probabilities, above, average
+from models.ensemble import Flags, ForeignRecord, Probabilities, Trust, above, average, by_plan
 from models.errors import ModelSetError
 from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet, read_lines
-from models.plan import ForeignRecord, Trust, by_plan
 from models.record import Z95, Drop, MultiLabelDrop, MultiLabelScore, Precision, Score
 
 NO_CLASS = -1  # of a foreign image

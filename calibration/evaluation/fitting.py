@@ -32,18 +32,21 @@ import numpy.typing as npt
 from calibration.datasets import LabelledImage, truth_of
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.statistics import Reliability
-from models.ensemble import Flags, Probabilities, average, tempered
-from models.errors import ModelSetError
-from models.manifest import ENSEMBLE, Manifest
-from models.plan import (
+from models.ensemble import (
     AnswerSetRecord,
     AverageRecord,
+    Flags,
     ForeignRecord,
     PlanRecord,
+    Probabilities,
     SubsetRecord,
     SureRecord,
+    average,
     by_plan,
+    tempered,
 )
+from models.errors import ModelSetError
+from models.manifest import ENSEMBLE, Manifest
 from models.record import Precision, sha256_of, wilson_interval
 
 Part = Literal["fit", "choose", "judge"]

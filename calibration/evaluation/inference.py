@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from calibration.datasets import ImageFile
-from models.ensemble import Probabilities, average, tempered
+from models.ensemble import PlanRecord, Probabilities, average, tempered
 from models.errors import ImageError, ModelSetError
 from models.image_colors import offline_profiles
 from models.machine import available_cpus
@@ -24,7 +24,6 @@ from models.manifest import ENSEMBLE, Manifest
 from models.model_set import ModelSet
 from models.network import Features, LoadedNetwork, Pixels, RuntimeOptions, load
 from models.own_functions import inputs_of, outputs_of_views
-from models.plan import PlanRecord
 from models.record import Precision
 
 BATCH = 8

@@ -26,12 +26,11 @@ from calibration.evaluation.fitting import (
     with_bounds,
 )
 from calibration.statistics import Paired, Rightness
-from models.ensemble import Flags, tempered
+from models.ensemble import Flags, PlanFigures, PlanRecord, StepRecord, tempered
 from models.errors import ModelSetError
 from models.ledger import MOST_IMAGES, DropOutcome, rounded_up
 from models.machine import cpu_model
 from models.manifest import Manifest
-from models.plan import PlanFigures, PlanRecord, StepRecord
 from models.record import Precision, wilson_interval
 
 MAX_MEMBERS = 8

@@ -31,7 +31,7 @@ from calibration.ladder.rungs import (
     SkippedError,
 )
 from calibration.sets.input import MEAN_RGB, SCALE_RGB
-from models.ensemble import Probabilities, average
+from models.ensemble import Probabilities, average, in_steps
 from models.errors import ImageError, ModelSetError, TandemError
 from models.image import ImageInputs, Size, sides_of
 from models.machine import MissingExtraError, needs_extra
@@ -39,7 +39,6 @@ from models.manifest import Manifest, MemberRecord, Network, QuantizationOptions
 from models.network import RuntimeOptions, load
 from models.openvino_network import Pixels, compile_with, read_network
 from models.own_functions import inputs_of
-from models.plan import in_steps
 from models.record import Precision
 
 SEED = 20

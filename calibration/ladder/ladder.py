@@ -43,9 +43,9 @@ from calibration.ladder.rungs import (
     Store,
 )
 from models.child_process import Child, ChildDiedError, last_words, run_apart
+from models.ensemble import PlanName
 from models.errors import TandemError
 from models.machine import UseSample, sampled
-from models.plan import PlanName
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
 OVERHEAD_S = 15.0  # of a rung in addition to measuring, before a rung was seen

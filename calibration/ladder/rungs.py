@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from models.ensemble import PlanName
 from models.errors import TandemError
 from models.files import locked, make_folder, write_result
 from models.image_files import first_not_utf8
 from models.machine import available_cpus
 from models.manifest import read_manifest
 from models.model_set import ModelSet
-from models.plan import PlanName
 from models.record import Record
 
 Engine = Literal["torch", "onnxruntime", "openvino", "ensemble", "service"]

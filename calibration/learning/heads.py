@@ -30,9 +30,17 @@ from calibration.evaluation.fitting import (
     in_answer_set,
 )
 from calibration.learning.features import VIEWS, Features
-from models.ensemble import Flags, Probabilities, average, tempered
+from models.ensemble import (
+    AnswerSetRecord,
+    AverageRecord,
+    Flags,
+    Probabilities,
+    SubsetRecord,
+    SureRecord,
+    average,
+    tempered,
+)
 from models.manifest import ENSEMBLE, Manifest
-from models.plan import AnswerSetRecord, AverageRecord, SubsetRecord, SureRecord
 from models.record import Precision, wilson_interval
 
 Values = npt.NDArray[np.float64]

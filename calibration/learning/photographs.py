@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from calibration.datasets import ImageFile, find_images, folder_files, listed_files, short_name
-from models.class_names import in_number_order, some
 from models.errors import ModelSetError
 from models.image_files import first_not_utf8, images_below, is_hidden
-from models.model_set import ModelSet
+from models.model_set import ModelSet, in_number_order, some
 from models.network import Pixels
 
 NONE = "none"  # the class of photographs that show none of the others

@@ -20,7 +20,7 @@ import numpy as np
 
 from calibration.datasets import LabelledImage, file_hashes, find_images, read_dataset
 from calibration.quantization.quantize import Labelled
-from calibration.sets.download import ReportProgress
+from calibration.sets.files import ReportProgress
 from calibration.sets.packaged import Wheel, WheelSource, fetch_wheel, read_from
 from models.errors import ImageError, ModelSetError
 from models.image import ImageInputs

@@ -39,7 +39,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from packaging.utils import canonicalize_name, canonicalize_version
 
-from calibration.sets.download import DownloadError, ReportProgress
+from calibration.sets.files import DownloadError, ReportProgress
 from calibration.sets.input import Normalisation
 from calibration.sets.transaction import change, writing
 from models.child_process import Child

@@ -31,7 +31,7 @@ from calibration.sets.convert import (
     timm_module,
     torchvision_models,
 )
-from calibration.sets.download import (
+from calibration.sets.files import (
     DownloadError,
     ReportProgress,
     check_hash,

@@ -41,10 +41,9 @@ from calibration.evaluation.fitting import (
 from calibration.evaluation.plans import carried_over, search
 from calibration.sets.transaction import write_manifest
 from calibration.statistics import Paired, Reliability
-from models.ensemble import Probabilities
+from models.ensemble import Probabilities, by_plan
 from models.manifest import ENSEMBLE, Manifest, read_manifest
 from models.model_set import ModelSet, load_model_set, search_path
-from models.plan import by_plan
 from models.record import wilson_interval
 
 CHOSEN_ON, OF_TEN = 3, 10  # classes that the recipe was chosen on

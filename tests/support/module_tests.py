@@ -17,7 +17,6 @@ PACKAGES = ("app", "models", "calibration", "client/tandem_client")
 ELSEWHERE = {  # what no test imports, with the tests that run it, below tests/unit
     "app/graph/ensemble.py": ("graph",),
     "app/graph/served_models.py": ("http/test_open_inference.py",),
-    "app/oip/tensorflow_serving.py": ("grpc/test_tensorflow_serving.py",),
     "calibration/commands/fetch.py": ("calibration/test_imagenet.py",),
     "calibration/sets/ending.py": ("calibration/sets/test_add_multi_label.py",),
     "calibration/sets/onnx_graph.py": ("calibration/sets/test_add_runtimes.py",),

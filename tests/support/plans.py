@@ -4,8 +4,8 @@ from datetime import date
 from pathlib import Path
 
 from calibration.sets.transaction import write_manifest
+from models.ensemble import PlanFigures, PlanRecord, StepRecord, SureRecord
 from models.manifest import read_manifest
-from models.plan import PlanFigures, PlanRecord, StepRecord, SureRecord
 
 FIGURES = PlanFigures(
     num_images=100,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("app", "models", "calibration", "client/tandem_client")
-# Where the code stands. They go down, to 160 files, 42,500 lines and 60,000 of the tests. What
+# Where the code stands. Lines go down, to 42,500 and 60,000 of the tests. What
 # watches every process of a service raised them once, what callers may do once more, and teaching
 # and erasing once more.
-MAX_FILES, MAX_LINES, MAX_TEST_LINES = 167, 54_700, 78_700
+MAX_FILES, MAX_LINES, MAX_TEST_LINES = 160, 54_700, 78_700
 SHORTEST, LONGEST = 100, 500  # lines of a file
 SHORT = {  # shorter files, and why each is one of its own
     "app/cli/launcher.py": "becomes tandem/__init__.py in a wheel",
@@ -25,7 +25,6 @@ SHORT = {  # shorter files, and why each is one of its own
 LONG: dict[str, str] = {}  # longer files, and why each is not two
 ONLY_IMPORTER = {  # modules with one importer, in their folder, and why each is a file of its own
     "app.cli.cluster_rows": "imports Ray Data, which classify needs with --address alone",
-    "app.cli.main": "the commands; its importer becomes tandem/__init__.py in a wheel",
     "app.graph.members": "the answers of the members; with ensemble.py it has over 600 lines",
     "app.http.open_inference": "the routes of a protocol; with api.py it has over 700 lines",
     "app.http.other_routes": "what the service has next to classifying; too long for api.py",

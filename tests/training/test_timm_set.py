@@ -13,7 +13,7 @@ from safetensors.torch import save
 from calibration.quantization.quantize import has_attention
 from calibration.sets import published_weights
 from calibration.sets.convert import build_network, convert_module, timm_module, torchvision_models
-from calibration.sets.download import DownloadError
+from calibration.sets.files import DownloadError
 from calibration.sets.published_weights import (
     TorchvisionWeights,
     WeightsSource,
@@ -148,7 +148,7 @@ def test_a_set_from_the_hub(files, networks, tmp_path):
 
 
 def test_a_broken_download_goes_on_and_a_whole_one_is_kept(files, tmp_path, monkeypatch):
-    monkeypatch.setattr("calibration.sets.download.download.__defaults__", (lambda *_: None,) * 2)
+    monkeypatch.setattr("calibration.sets.files.download.__defaults__", (lambda *_: None,) * 2)
     with HubServer(dict(files)) as hub:
         hub.breaks_after = [100_000]
         fetched([f"timm:{VIT}"], hub, tmp_path)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from calibration.sets.convert import build_network, torchvision_models
-from calibration.sets.download import DownloadError
+from calibration.sets.files import DownloadError
 from calibration.sets.published_weights import (
     TorchvisionWeights,
     WeightsSource,

@@ -9,11 +9,11 @@ import pytest
 
 from calibration.offline import Answer, load
 from calibration.sets.transaction import write_manifest
+from models.ensemble import NO_BOUND
 from models.errors import ImageError, ModelSetError, NotAnImageError
 from models.golden import GoldenMismatchError
 from models.manifest import read_manifest
 from models.model_set import load_model_set
-from models.plan import NO_BOUND
 from models.record import PRECISIONS, FileRecord
 from tests.support import tiny_networks
 from tests.support.calibration.evaluated_sets import two_precisions

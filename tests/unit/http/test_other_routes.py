@@ -24,8 +24,8 @@ from app.samples.samples import Erased, Erasures, SampleBook, SampleEraser, Shar
 from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import FEEDBACK
-from models.class_names import class_named
 from models.image import ImageInputs, ImageRule
+from models.model_set import class_named
 from tests.support.answers import answer_of
 from tests.support.asgi_client import asgi_client
 from tests.support.cases import cases

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from models.image_files import default_picture
 from PIL import Image
 
 from models import image
@@ -32,7 +33,6 @@ from models.image import (
     check_image,
     read_image,
 )
-from models.image_formats import default_picture
 from models.image_geometry import Axis, CropSource, common_region
 from models.record import ImageRecord
 from tests.support.image_cases import CASES, FURTHER, SIDE, Case

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from models.errors import StoreError
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import load_model_set
-from models.stores import StoreError, _azure_options, copy_file, push, smart_open_file
+from models.stores import _azure_options, copy_file, push, smart_open_file
 from tests.support import object_stores
 from tests.support.command_line import tandem
 from tests.support.stored_sets import (

@@ -16,11 +16,11 @@ import pytest
 from app.settings import Settings
 from calibration.sets.transaction import write_manifest
 from models import stores
-from models.errors import ModelSetError
+from models.errors import ModelSetError, StoreError
 from models.machine import MissingExtraError
 from models.manifest import MANIFEST_NAME, read_manifest
 from models.model_set import earlier_sets, load_model_set
-from models.stores import MAX_EARLIER, StoreError, is_url, push, split_version
+from models.stores import MAX_EARLIER, is_url, push, split_version
 from tests.support import stored_sets
 from tests.support.cases import cases
 from tests.support.command_line import tandem

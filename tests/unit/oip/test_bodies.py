@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.errors import BadTensorError, BodyTooLargeError
-from app.oip.bodies import MAX_JSON_BYTES, parse_request
+from app.oip.bodies import MAX_JSON_BYTES, InferAnswer, OutputTensor, Prediction, parse_request
 from app.oip.tensors import InferRequest, RegionSlice, RequestedOutput, bytes_elements, uint8_array
 from tests.support.cases import cases
 from tests.support.open_inference import HEADER_LENGTH, Sent, binary_request, elements, with_header
@@ -17,6 +18,7 @@ IN_REGION: dict[str, Any] = {"shared_memory_region": "r", "shared_memory_byte_si
 TWICE: dict[str, Any] = {**IN_REGION, "binary_data_size": 2}
 NO_NUMBERS = ["-1", "x", "", "1.0", "+1", " 2", "0x10", "²", "1e3", "1_0"]
 NO_JSON = [b"", b"{", b"\xff\xd8\xff", b"[" * 5000, b'{"inputs": [NaN]}']
+ROWS = [[0.75, 0.5], [0.25, 0.5]]
 
 
 def parsed(sent: Sent) -> InferRequest:
@@ -175,3 +177,33 @@ def test_parameters_that_make_no_sense(name, value):
     request = InferRequest((), parameters={name: value})
     with pytest.raises(BadTensorError, match=name):
         _ = request.timeout_s, request.priority, request.threshold, request.plan
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (
+            {"instances": [{"b64": ""}] * 2},
+            {
+                "predictions": [
+                    {"probabilities": ROWS[0], "label": ["a", "b"]},
+                    {"probabilities": ROWS[1], "label": ["b"]},
+                ]
+            },
+        ),
+        (
+            {"inputs": {"image": [{"b64": ""}] * 2}},
+            {"outputs": {"probabilities": ROWS, "label": [["a", "b"], ["b", ""]]}},
+        ),
+    ],
+)
+def test_rows_lose_what_fills_them_and_columns_are_arrays(asked: Any, expected: Any) -> None:
+    """As several labels of an image: empty ones fill the shorter row."""
+    prediction = Prediction()
+    (tensor,) = prediction.parse(json.dumps(asked).encode()).inputs
+    assert tensor.shape == (2,)
+    labels = OutputTensor("label", (2, 2), [b"a", b"b", b"b", b""])
+    rows = OutputTensor("probabilities", (2, 2), np.array(ROWS, np.float32))
+    answer = InferAnswer("m", "1", "", (rows, labels), {"sure": False})
+    body, num_json = prediction.render(answer)
+    assert (json.loads(body), num_json) == (expected | {"parameters": {"sure": False}}, None)

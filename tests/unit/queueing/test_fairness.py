@@ -21,7 +21,6 @@ from app.errors import DeadlineError, OverloadedError
 from app.queueing import batch_queue, fairness, scheduler
 from app.queueing.admission import Admission
 from app.queueing.batch_queue import BatchQueue
-from app.queueing.decode_queue import DecodeQueue, FilesToDecode
 from app.queueing.fairness import (
     CALLER,
     FAR_S,
@@ -32,6 +31,7 @@ from app.queueing.fairness import (
     FairLane,
 )
 from app.queueing.scheduler import BatchScheduler, TimedRows
+from app.stages.decoder import DecodeQueue, FilesToDecode
 from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 from tests.support.queued_images import submit

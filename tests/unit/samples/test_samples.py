@@ -38,7 +38,8 @@ from app.samples.samples import (
 from app.serve.replica import Hub
 from app.settings import Settings
 from app.telemetry.metric_table import SAMPLES
-from models.stores import CLIENTS, StoreError, files_below, remove_file, smart_open_file
+from models.errors import StoreError
+from models.stores import CLIENTS, files_below, remove_file, smart_open_file
 from tests.support.answers import answer_of
 from tests.support.cases import cases
 from tests.support.fakes import FakeHandle

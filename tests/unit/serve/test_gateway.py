@@ -20,9 +20,8 @@ from app.serve.gateway import Gateway, assemble
 from app.settings import Settings
 from app.stages.combiner import Combiner
 from calibration.sets.transaction import write_manifest
-from models.ensemble import AnswerRule
+from models.ensemble import AnswerRule, AnswerSetRecord, SubsetRecord, SureRecord, Trust
 from models.manifest import read_manifest
-from models.plan import AnswerSetRecord, SubsetRecord, SureRecord, Trust
 from tandem_client.answers import classification_of
 from tandem_client.exchange import Options
 from tandem_client.grpc_client import _outcomes

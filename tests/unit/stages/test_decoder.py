@@ -11,12 +11,11 @@ import pytest
 from PIL import Image
 
 from app.errors import DeadlineError, HeavyFileError, UnhealthyError
-from app.queueing.decode_queue import Heavy
 from app.serve.gateway import assemble
 from app.serve.replica import decode_many
 from app.serve.shared_calls import DECODED, Question, SharedCall, pack_call
 from app.settings import Settings
-from app.stages.decoder import AVIF_PIXELS, HEAVY_PIXELS, MAX_ON_LOOP, SMALL_BYTES, Decoder
+from app.stages.decoder import AVIF_PIXELS, HEAVY_PIXELS, MAX_ON_LOOP, SMALL_BYTES, Decoder, Heavy
 from app.stages.threads import MAX_RUN_S
 from models.errors import TooManyPixelsError
 from models.image import ImageInputs

@@ -16,12 +16,11 @@ from calibration.datasets import LabelledImage
 from calibration.evaluation import fitting
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.sets.transaction import write_manifest
-from models.ensemble import tempered
+from models.ensemble import SureRecord, tempered
 from models.errors import ModelSetError
 from models.ledger import judge
 from models.manifest import ENSEMBLE, Manifest, read_manifest
 from models.model_set import load_model_set
-from models.plan import SureRecord
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.plans import plan_of
 from tests.support.scored_sets import write_scored_set

@@ -13,11 +13,10 @@ from calibration.datasets import LabelledImage
 from calibration.evaluation.fitting import Rows, part_of
 from calibration.evaluation.inference import AnsweredBatch
 from calibration.evaluation.plans import MAX_LOST, PlanSearch, candidates, carried_over, search
-from models.ensemble import average
+from models.ensemble import average, by_plan
 from models.errors import ModelSetError
 from models.manifest import Manifest, read_manifest
 from models.model_set import load_model_set
-from models.plan import by_plan
 from tests.support.calibration.evaluated_sets import evaluated, two_precisions
 from tests.support.cases import cases
 from tests.support.plans import plan_of

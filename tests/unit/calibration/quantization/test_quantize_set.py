@@ -24,12 +24,12 @@ from calibration.quantization.quantize_set import (
 )
 from calibration.sets.transaction import write_manifest
 from models import golden
+from models.ensemble import SureRecord
 from models.errors import ModelSetError
 from models.ledger import judge
 from models.manifest import Manifest, MemberRecord, QuantizationOptions, read_manifest
 from models.model_set import ModelSet, load_model_set, read_lines
 from models.openvino_network import CompiledNetwork, RuntimeOptions
-from models.plan import SureRecord
 from models.record import ImageRecord, sha256_of
 from models.stores import VERSIONS_NAME
 from tests.support import tiny_networks

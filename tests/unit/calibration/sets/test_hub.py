@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from calibration.sets.download import DownloadError, HubFile, hub_file
+from calibration.sets.files import DownloadError, HubFile, hub_file
 from tests.support.calibration.hub_server import COMMIT, HubServer
 
 DATA = b"tensors"

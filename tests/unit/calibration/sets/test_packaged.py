@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from calibration.sets import packaged
-from calibration.sets.download import DownloadError
+from calibration.sets.files import DownloadError
 from calibration.sets.packaged import (
     FOLDER,
     STAGE_STRIDES,

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from app.errors import DeadlineError, OverloadedError
-from app.queueing.decode_queue import DecodeQueue, FilesToDecode, Heavy, LoopTurn
 from app.queueing.scheduler import BULK_EVERY, SHADOW, Lane
+from app.stages.decoder import DecodeQueue, FilesToDecode, Heavy, LoopTurn
 from models.errors import CorruptImageError, TooManyPixelsError
 from tests.support.hand_clock import HandClock
 
