@@ -183,11 +183,16 @@ class Classifier:
         self._metrics = MemberMetrics(self._label, self.report, reports)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.served_precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
+        self._queue = self._new_queue(settings, model_set, share)
+
+    def _new_queue(
+        self, settings: Settings, model_set: ModelSet, share: CoreShare | None
+    ) -> BatchQueue:
         backlog = None
         if settings.backlog_batches:
             served, num_places = settings.served_precision, self.calls_at_once
-            backlog = backlog_size(model_set, member, served, self._network, num_places)
-        self._queue = BatchQueue(
+            backlog = backlog_size(model_set, self._name, served, self._network, num_places)
+        return BatchQueue(
             self._infer,
             self._network.batch_sizes,
             settings.max_queued_images,

@@ -134,15 +134,7 @@ def learn(options: LearnOptions) -> None:
         from calibration.learning.learn import Request
         from calibration.learning.learn import learn as learn_set
     into = options.into or user_sets_dir()
-    folder = into / options.name
-    before = None
-    if (folder / "manifest.yaml").exists() and not options.replace:
-        before = load_model_set(str(folder.absolute()))
-        if before.manifest.photographs is None:
-            raise ModelSetError(
-                f"{folder} was not made by tandem learn, so photographs cannot be added; give "
-                "another name, or --replace it"
-            )
+    before = None if options.replace else _learned_before(into / options.name)
     origin = _origin(options, before)
     request = Request(
         name=options.name,
@@ -168,13 +160,30 @@ def learn(options: LearnOptions) -> None:
         show(out, learned)
         _tell(learned.model_set, options, time.perf_counter() - started)
     if options.shadow is not None:
-        from calibration.evaluation.live import into_shadow
+        _into_shadow(options.shadow, learned.model_set, options.key_file)
 
-        name = into_shadow(options.shadow, learned.model_set, options.key_file)
-        err.print(
-            f"{escape(name)} is in the shadow of {escape(options.shadow)}; once it has been "
-            "compared: tandem traffic promote"
+
+def _learned_before(folder: Path) -> ModelSet | None:
+    """Return the set of the folder, to add photographs to; None if there is none."""
+    if not (folder / "manifest.yaml").exists():
+        return None
+    before = load_model_set(str(folder.absolute()))
+    if before.manifest.photographs is None:
+        raise ModelSetError(
+            f"{folder} was not made by tandem learn, so photographs cannot be added; give "
+            "another name, or --replace it"
         )
+    return before
+
+
+def _into_shadow(url: str, model_set: ModelSet, key_file: Path | None) -> None:
+    from calibration.evaluation.live import into_shadow
+
+    name = into_shadow(url, model_set, key_file)
+    err.print(
+        f"{escape(name)} is in the shadow of {escape(url)}; once it has been "
+        "compared: tandem traffic promote"
+    )
 
 
 def _crops(origin: ModelSet) -> list[Photograph]:

@@ -150,29 +150,18 @@ def learn(
     if request.before is None:
         check_free(folder, is_replaced=request.is_replaced)
     backbones = backbones_of(request.origin)
-    gathered = read_photographs(request.sources, request.others)
-    if request.corrections:
-        add_corrections(gathered, request.corrections)
-    gathered.photographs += request.crops
-    before = [] if request.before is None else photographs_of(request.before)
+    gathered, photographs = _gathered(request, cache)
     known = () if request.before is None else request.before.labels
-    photographs = cache.placed(joined(before, gathered))
     material = _material(request, backbones, photographs, known, cache, track, gathered)
     say("fitting")
     truth, groups = material.truth, material.groups
     folds = stratified_folds(truth, groups)
-    fitted = _fitted(material.features, truth, folds)
-    heads = {name: head for name, (head, _) in fitted.items()}
-    held_out_by_folds = HeldOut(
-        truth, folds.of, _by_precision({name: held for name, (_, held) in fitted.items()})
-    )
+    heads, held_out_by_folds = _fitted(material.features, truth, folds)
     judged, judged_by, held_out = material, f"cross-validation, {folds.name}", held_out_by_folds
     if request.validation is not None:
         judged = _validation(request, backbones, material, cache, track, gathered)
         judged_by = short_name(request.validation)
-        rows = {name: heads[name].rows(of[:, 0]) for name, of in judged.features.items()}
-        of_judged = stratified_folds(judged.truth, judged.groups)
-        held_out = HeldOut(judged.truth, of_judged.of, _by_precision(rows))
+        held_out = _judged_by_validation(judged, heads)
     say("writing the set")
     with _staging(request, folder) as staging:
         manifest, evaluation = _staged(
@@ -206,13 +195,32 @@ def learn(
     )
 
 
+def _gathered(request: Request, cache: FeatureCache) -> tuple[Found, list[Photograph]]:
+    """Return the new photographs, and these with those of the set that is extended."""
+    gathered = read_photographs(request.sources, request.others)
+    if request.corrections:
+        add_corrections(gathered, request.corrections)
+    gathered.photographs += request.crops
+    before = [] if request.before is None else photographs_of(request.before)
+    return gathered, cache.placed(joined(before, gathered))
+
+
+def _judged_by_validation(validated: _Material, heads: Mapping[Network, Head]) -> HeldOut:
+    """Return the heads' answers to photographs that none of them was fitted on."""
+    rows = {name: heads[name].rows(of[:, 0]) for name, of in validated.features.items()}
+    folds = stratified_folds(validated.truth, validated.groups)
+    return HeldOut(validated.truth, folds.of, _by_precision(rows))
+
+
 def _fitted(
     features: Mapping[Network, Features], truth: Places, folds: Folds
-) -> dict[Network, tuple[Head, Probabilities]]:
+) -> tuple[dict[Network, Head], HeldOut]:
     """Fit a head for each network, with a thread each: BLAS's own would wait for each other."""
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(available_cpus()) as pool:
-        fitted = pool.map(lambda of: fit(of, truth, folds), features.values())
-        return dict(zip(features, fitted, strict=True))
+        fitted = list(pool.map(lambda of: fit(of, truth, folds), features.values()))
+    heads = {name: head for name, (head, _) in zip(features, fitted, strict=True)}
+    rows = {name: held for name, (_, held) in zip(features, fitted, strict=True)}
+    return heads, HeldOut(truth, folds.of, _by_precision(rows))
 
 
 def _staging(request: Request, folder: Path) -> AbstractContextManager[Staging]:
@@ -297,11 +305,10 @@ def _foreign(
     own = {n: of for n, of in material.features.items() if n[1] == precision}
     truth = held_out.truth[~is_none] - (held_out.truth[~is_none] > none)
     folds = stratified_folds(truth, material.groups[~is_none])
-    fitted = _fitted({n: of[~is_none] for n, of in own.items()}, truth, folds)
-    alone = HeldOut(truth, folds.of, _by_precision({n: held for n, (_, held) in fitted.items()}))
+    heads, alone = _fitted({n: of[~is_none] for n, of in own.items()}, truth, folds)
     without = with_temperatures(manifest, alone.temperatures(manifest, precision))
     without = alone.trusted(without, precision, target)
-    foreign = {n: fitted[n][0].rows(of[is_none][:, 0]) for n, of in own.items()}
+    foreign = {n: heads[n].rows(of[is_none][:, 0]) for n, of in own.items()}
     likeliest = HeldOut(truth, folds.of, _by_precision(foreign)).tempered(without)[precision]
     sure = without.sure
     num = None

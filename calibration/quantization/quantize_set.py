@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
+import openvino as ov
 from pydantic import ValidationError
 
 from calibration.datasets import images_digest
@@ -141,26 +142,15 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
     for name, path in floats.items():
         model = read_network(path)
         options[name] = with_model_type(options[name], model)
-        is_transformer = options[name].model_type == "transformer"
-        how = ", as a transformer: smooth quantisation" if is_transformer else ""
-        say(f"{name}: quantising on {options[name].subset_size} images{how}")
-        images = [inputs.of(name, im[None])[0] for im in chosen.pixels[: options[name].subset_size]]
         labelled = validation.labelled
-        with nncf_errors(name):
-            outcome.members[name] = quantize_within(
-                model,
-                images,
-                labelled and Labelled(inputs.of(name, labelled.pixels), labelled.truth),
-                options[name],
-                max_drop,
-                lambda text, name=name: say(f"{name}: {text}"),  # type: ignore[misc]
-                len(floats),
-            )
+        quantized = _quantized(
+            name, model, inputs, options[name], chosen, labelled, (max_drop, len(floats)), say
+        )
         if labelled is None:
             pixels = inputs.of(name, validation.unlabelled)
-            quantized = outcome.members[name]
             of = changes(model, quantized.model, pixels, manifest.threshold)
-            outcome.members[name] = replace(quantized, changes=of)
+            quantized = replace(quantized, changes=of)
+        outcome.members[name] = quantized
     hashes |= set(chosen.hashes)
     if any(q.is_retried for q in outcome.members.values()):
         hashes |= set(validation.hashes)  # they chose float layers, so INT8 is fitted to them
@@ -172,6 +162,33 @@ def quantize_staged(staging: Staging, request: Request, say: Say) -> MemberQuant
         result = result.model_copy(update={"max_drop": max_drop})
     staging.move_in(result)
     return outcome
+
+
+def _quantized(
+    name: str,
+    model: ov.Model,
+    inputs: ImageInputs,
+    options: QuantizationOptions,
+    chosen: Chosen,
+    labelled: Labelled | None,
+    limits: tuple[float, int],
+    say: Say,
+) -> Quantized:
+    """Quantise a member on the chosen images; ``limits`` are max_drop and the set's members."""
+    is_transformer = options.model_type == "transformer"
+    how = ", as a transformer: smooth quantisation" if is_transformer else ""
+    say(f"{name}: quantising on {options.subset_size} images{how}")
+    images = [inputs.of(name, image[None])[0] for image in chosen.pixels[: options.subset_size]]
+    with nncf_errors(name):
+        return quantize_within(
+            model,
+            images,
+            labelled and Labelled(inputs.of(name, labelled.pixels), labelled.truth),
+            options,
+            limits[0],
+            lambda text: say(f"{name}: {text}"),
+            limits[1],
+        )
 
 
 def _calibration_images(request: Request, size: int, inputs: ImageInputs) -> Chosen:

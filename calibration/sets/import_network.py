@@ -51,7 +51,7 @@ from calibration.sets.input import (
     trial_images,
     with_channel,
 )
-from calibration.sets.input_range import fitted, sides_of
+from calibration.sets.input_range import Fitted, fitted, sides_of
 from calibration.sets.labels import notes_of, own_labels
 from calibration.sets.options import FileOptions, check_ends, input_form, select_classes
 from models.ensemble import Probabilities
@@ -112,13 +112,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     operators = check_file(converted or path)
     model = read_network(converted or path)
     check_ends(path, _names(model.inputs), _names(model.outputs))
-    gives_kind = model.output().element_type
-    if not gives_kind.is_real() and gives_kind not in (ov.Type.u8, ov.Type.i8):
-        raise ModelSetError(
-            f"{path} gives {gives_kind.get_type_name()} {model.output().partial_shape}; a member "
-            "gives floats, or uint8 and int8 of a quantised network: export what comes before "
-            "these (an argmax?)"
-        )
+    _check_output_type(model, path)
     check_weights(model, path)
     kind, shape = model.input().element_type, model.input().partial_shape
     facts = f"{path} takes {kind.get_type_name()} {shape}"
@@ -140,15 +134,7 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
     if reading.precision == "INT8":
         make_weights_symmetric(model)
     of_two = TWO_CLASSES if is_single(model) else ""
-    doubt, takes = None, f"{reading.pixel_order} pixels as they are"
-    if not kind.is_integral():
-        (how := options.normalisation).check_channels(form, path)
-        doubt, takes = how.doubt, how.formula(form.channels) + fit.note
-    elif form.channels == 1:
-        takes = "grey pixels as they are"
-    elif is_folded:
-        name = model.input().any_name if model.input().names else ""
-        doubt = order_doubt(name, options.pixel_order)
+    takes, doubt = _takes(model, reading, fit, is_folded=is_folded)
     labels = own_labels(notes_of(model), path)
     model, added, at_a_time = _folded_for_any(model, reading)
     _, num_classes = check_network(model, str(path))
@@ -170,6 +156,31 @@ def import_network(path: Path, options: FileOptions, converted: Path | None = No
         fit.wanted,
         takes_integers=kind.is_integral(),
     )
+
+
+def _check_output_type(model: ov.Model, path: Path) -> None:
+    kind = model.output().element_type
+    if not kind.is_real() and kind not in (ov.Type.u8, ov.Type.i8):
+        raise ModelSetError(
+            f"{path} gives {kind.get_type_name()} {model.output().partial_shape}; a member gives "
+            "floats, or uint8 and int8 of a quantised network: export what comes before these (an "
+            "argmax?)"
+        )
+
+
+def _takes(
+    model: ov.Model, reading: _Reading, fit: Fitted, *, is_folded: bool
+) -> tuple[str, str | None]:
+    """Return what the network takes, for people, and what is in doubt about it."""
+    form, options = reading.form, reading.options
+    if not model.input().element_type.is_integral():
+        (how := options.normalisation).check_channels(form, reading.path)
+        return how.formula(form.channels) + fit.note, how.doubt
+    if form.channels == 1:
+        return "grey pixels as they are", None
+    name = model.input().any_name if model.input().names else ""
+    doubt = order_doubt(name, options.pixel_order) if is_folded else None
+    return f"{reading.pixel_order} pixels as they are", doubt
 
 
 def _folded_for_any(
