@@ -209,7 +209,6 @@ class Client(HttpClient, BlockingClient):
         *,
         channels: Channels | None = None,
         model_set: str | None = None,
-        timeout: float | None = None,
     ) -> Taught:
         """Have the service keep a photograph with its label, for ``tandem learn --corrections``.
 
@@ -218,34 +217,27 @@ class Client(HttpClient, BlockingClient):
         Raises:
             TandemError: it is not kept; the code is ``taught_full`` where there is no room.
         """
-        return self._send(teaching(image, label, channels, model_set, timeout))
+        return self._send(teaching(image, label, channels, model_set))
 
-    def taught(self, *, timeout: float | None = None) -> TaughtFigures:
+    def taught(self) -> TaughtFigures:
         """Return how many photographs of each label the answering node keeps.
 
         Raises:
             TandemError: ``unknown_request`` if the service is not taught.
         """
-        return self._send(Asked(TaughtFigures, "GET", "/v1/teach", timeout))
+        return self._send(Asked(TaughtFigures, "GET", "/v1/teach"))
 
-    def report(
-        self,
-        request_id: str,
-        label: str | int,
-        *,
-        image: int | None = None,
-        timeout: float | None = None,
-    ) -> Feedback:
+    def report(self, request_id: str, label: str | int, *, image: int | None = None) -> Feedback:
         """Report the right label of an answer, or of the ``image``-th, from 0, of a request.
 
         Raises:
             TandemError: it does not count; ``unknown_request`` if the request is not remembered.
         """
-        return self._send(reporting(request_id, label, image, timeout))
+        return self._send(reporting(request_id, label, image))
 
-    def erase_samples(self, sample_id: str, *, timeout: float | None = None) -> Erased:
+    def erase_samples(self, sample_id: str) -> Erased:
         """Erase the samples of a request id, or a taught photograph by its id, at all Gateways."""
-        return self._send(erasing(sample_id, timeout))
+        return self._send(erasing(sample_id))
 
     def _send(self, asked: Asked[T]) -> T:
         return self._thread.run(lambda: self._calls.send(asked))
@@ -325,30 +317,24 @@ class AsyncClient(HttpClient):
         *,
         channels: Channels | None = None,
         model_set: str | None = None,
-        timeout: float | None = None,
     ) -> Taught:
         """Like :meth:`Client.teach`; a file is read, or an array packed, on another thread."""
-        of = await asyncio.to_thread(teaching, image, label, channels, model_set, timeout)
+        of = await asyncio.to_thread(teaching, image, label, channels, model_set)
         return await self._calls.send(of)
 
-    async def taught(self, *, timeout: float | None = None) -> TaughtFigures:
+    async def taught(self) -> TaughtFigures:
         """Like :meth:`Client.taught`."""
-        return await self._calls.send(Asked(TaughtFigures, "GET", "/v1/teach", timeout))
+        return await self._calls.send(Asked(TaughtFigures, "GET", "/v1/teach"))
 
     async def report(
-        self,
-        request_id: str,
-        label: str | int,
-        *,
-        image: int | None = None,
-        timeout: float | None = None,
+        self, request_id: str, label: str | int, *, image: int | None = None
     ) -> Feedback:
         """Like :meth:`Client.report`."""
-        return await self._calls.send(reporting(request_id, label, image, timeout))
+        return await self._calls.send(reporting(request_id, label, image))
 
-    async def erase_samples(self, sample_id: str, *, timeout: float | None = None) -> Erased:
+    async def erase_samples(self, sample_id: str) -> Erased:
         """Like :meth:`Client.erase_samples`."""
-        return await self._calls.send(erasing(sample_id, timeout))
+        return await self._calls.send(erasing(sample_id))
 
 
 class LoopThread:

@@ -423,7 +423,7 @@ class AsyncCalls:
         """Return the answer of a route that does not classify; retries and errors as above."""
         url = f"{self.options.url}{asked.path}"
         return await self._answer(
-            asked.timeout,
+            None,
             lambda left_s: self._http.build_request(
                 asked.method, url, params=asked.query, timeout=_limits(left_s), **asked.body
             ),

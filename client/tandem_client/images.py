@@ -371,7 +371,6 @@ class Asked(Generic[T]):
     kind: type[T]
     method: str
     path: str
-    timeout: float | None  # s
     query: Mapping[str, str | int] | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
 
@@ -383,30 +382,24 @@ class Asked(Generic[T]):
 
 
 def teaching(
-    image: Image,
-    label: str | int,
-    channels: Channels | None,
-    model_set: str | None,
-    timeout: float | None,
+    image: Image, label: str | int, channels: Channels | None, model_set: str | None
 ) -> Asked[Taught]:
     """Return the request that teaches a photograph; :class:`BadImage` if it cannot be sent."""
     query = {"label": label} if model_set is None else {"label": label, "model_set": model_set}
     body = {"content": encoded(image, channels)}
-    return Asked(Taught, "POST", "/v1/teach", timeout, query, body)
+    return Asked(Taught, "POST", "/v1/teach", query, body)
 
 
-def reporting(
-    request_id: str, label: str | int, image: int | None, timeout: float | None
-) -> Asked[Feedback]:
+def reporting(request_id: str, label: str | int, image: int | None) -> Asked[Feedback]:
     """Return the request that reports the right label of an answered image."""
     said = {"request_id": request_id, "label": label, "image": image}
     body = {"json": {name: value for name, value in said.items() if value is not None}}
-    return Asked(Feedback, "POST", "/v1/feedback", timeout, body=body)
+    return Asked(Feedback, "POST", "/v1/feedback", body=body)
 
 
-def erasing(sample_id: str, timeout: float | None) -> Asked[Erased]:
+def erasing(sample_id: str) -> Asked[Erased]:
     """Return the request that erases the samples of a request, or a photograph."""
-    return Asked(Erased, "DELETE", f"/v1/samples/{quote(sample_id, safe='')}", timeout)
+    return Asked(Erased, "DELETE", f"/v1/samples/{quote(sample_id, safe='')}")
 
 
 def checked_timeout_s(timeout_s: float) -> float:
