@@ -319,7 +319,8 @@ _KINDS: Mapping[type[TandemError], tuple[str, ...]] = {
     DeadlineExceeded: ("slow_body", "deadline"),
 }
 _BY_CODE = {code: kind for kind, codes in _KINDS.items() for code in codes}
-_BY_STATUS: Mapping[int, type[TandemError]] = {
+# HTTP statuses that alone determine the error, whichever server sent them.
+BY_STATUS: Mapping[int, type[TandemError]] = {
     401: Unauthorized,
     403: Unauthorized,
     408: DeadlineExceeded,
@@ -403,11 +404,6 @@ def _timings(fields: Mapping[str, Any]) -> Timings:
     return Timings(float(fields["total"]), stages)
 
 
-def has_error_of(status: int) -> bool:
-    """Whether an HTTP status alone determines the error, whichever server sent it."""
-    return status in _BY_STATUS
-
-
 def error_of(
     fields: Mapping[str, Any], status: int | None = None, retry_after_s: float | None = None
 ) -> TandemError:
@@ -417,7 +413,7 @@ def error_of(
     """
     code, message, request_id = (fields.get(name) for name in ("code", "message", "request_id"))
     of_status = BadRequest if 400 <= (status or 500) < 500 else ServiceError
-    kind = _BY_CODE.get(str(code)) or _BY_STATUS.get(status or 500, of_status)
+    kind = _BY_CODE.get(str(code)) or BY_STATUS.get(status or 500, of_status)
     return kind(str(message), str(code), request_id and str(request_id), status, retry_after_s)
 
 

@@ -34,18 +34,7 @@ from tandem_client.exchange import (
     checked_url,
     result_of,
 )
-from tandem_client.images import (
-    Asked,
-    Call,
-    CallArguments,
-    CallOptions,
-    Channels,
-    Image,
-    Regions,
-    erasing,
-    reporting,
-    teaching,
-)
+from tandem_client.images import Asked, Call, CallArguments, CallOptions, Channels, Image, Regions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # typing has them from Python 3.11 on
@@ -213,31 +202,20 @@ class Client(HttpClient, BlockingClient):
         """Have the service keep a photograph with its label, for ``tandem learn --corrections``.
 
         ``label`` is a label, id or number of a class, or "none" for a photograph of none of them.
-
-        Raises:
-            TandemError: it is not kept; the code is ``taught_full`` where there is no room.
         """
-        return self._send(teaching(image, label, channels, model_set))
+        return self._send(Asked.teach(image, label, channels, model_set))
 
     def taught(self) -> TaughtFigures:
-        """Return how many photographs of each label the answering node keeps.
-
-        Raises:
-            TandemError: ``unknown_request`` if the service is not taught.
-        """
+        """Return how many photographs of each label the answering node keeps."""
         return self._send(Asked(TaughtFigures, "GET", "/v1/teach"))
 
     def report(self, request_id: str, label: str | int, *, image: int | None = None) -> Feedback:
-        """Report the right label of an answer, or of the ``image``-th, from 0, of a request.
-
-        Raises:
-            TandemError: it does not count; ``unknown_request`` if the request is not remembered.
-        """
-        return self._send(reporting(request_id, label, image))
+        """Report the right label of an answer, or of the ``image``-th, from 0, of a request."""
+        return self._send(Asked.report(request_id, label, image))
 
     def erase_samples(self, sample_id: str) -> Erased:
         """Erase the samples of a request id, or a taught photograph by its id, at all Gateways."""
-        return self._send(erasing(sample_id))
+        return self._send(Asked.erase(sample_id))
 
     def _send(self, asked: Asked[T]) -> T:
         return self._thread.run(lambda: self._calls.send(asked))
@@ -319,7 +297,7 @@ class AsyncClient(HttpClient):
         model_set: str | None = None,
     ) -> Taught:
         """Like :meth:`Client.teach`; a file is read, or an array packed, on another thread."""
-        of = await asyncio.to_thread(teaching, image, label, channels, model_set)
+        of = await asyncio.to_thread(Asked.teach, image, label, channels, model_set)
         return await self._calls.send(of)
 
     async def taught(self) -> TaughtFigures:
@@ -330,11 +308,11 @@ class AsyncClient(HttpClient):
         self, request_id: str, label: str | int, *, image: int | None = None
     ) -> Feedback:
         """Like :meth:`Client.report`."""
-        return await self._calls.send(reporting(request_id, label, image))
+        return await self._calls.send(Asked.report(request_id, label, image))
 
     async def erase_samples(self, sample_id: str) -> Erased:
         """Like :meth:`Client.erase_samples`."""
-        return await self._calls.send(erasing(sample_id))
+        return await self._calls.send(Asked.erase(sample_id))
 
 
 class LoopThread:

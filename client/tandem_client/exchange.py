@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tandem_client.answers import (
+    BY_STATUS,
     BadAnswer,
     BrokenOff,
     Classification,
@@ -34,7 +35,6 @@ from tandem_client.answers import (
     Unreachable,
     checked,
     error_of,
-    has_error_of,
     outcome_of,
     retry_after_s,
 )
@@ -222,7 +222,7 @@ def answered(
             return read(answer)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         cause = error
-    if has_error_of(status):  # a load balancer's own answer
+    if status in BY_STATUS:  # a load balancer's own answer
         raise _error_of({"code": f"http_{status}", "message": message}, response)
     raise BadAnswer(message, "bad_answer", status=status) from cause
 

@@ -5,7 +5,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import (
@@ -368,7 +368,7 @@ class Asked(Generic[T]):
     ``kind`` is the class of its answer, ``body`` has httpx's arguments.
     """
 
-    kind: type[T]
+    kind: Callable[..., T]
     method: str
     path: str
     query: Mapping[str, str | int] | None = None
@@ -376,30 +376,29 @@ class Asked(Generic[T]):
 
     def answer(self, fields: Mapping[str, Any]) -> T:
         """Parse the answer's JSON object; TypeError if a field is absent."""
-        kind: Any = self.kind  # a dataclass
-        known: T = kind(**{n: of for n, of in fields.items() if n in kind.__annotations__})
-        return known
+        known = self.kind.__annotations__
+        return self.kind(**{name: of for name, of in fields.items() if name in known})
 
+    @staticmethod
+    def teach(
+        image: Image, label: str | int, channels: Channels | None, model_set: str | None
+    ) -> "Asked[Taught]":
+        """Return the request that teaches a photograph; :class:`BadImage` if it cannot be sent."""
+        query = {"label": label} if model_set is None else {"label": label, "model_set": model_set}
+        body = {"content": encoded(image, channels)}
+        return Asked(Taught, "POST", "/v1/teach", query, body)
 
-def teaching(
-    image: Image, label: str | int, channels: Channels | None, model_set: str | None
-) -> Asked[Taught]:
-    """Return the request that teaches a photograph; :class:`BadImage` if it cannot be sent."""
-    query = {"label": label} if model_set is None else {"label": label, "model_set": model_set}
-    body = {"content": encoded(image, channels)}
-    return Asked(Taught, "POST", "/v1/teach", query, body)
+    @staticmethod
+    def report(request_id: str, label: str | int, image: int | None) -> "Asked[Feedback]":
+        """Return the request that reports the right label of an answered image."""
+        said = {"request_id": request_id, "label": label, "image": image}
+        body = {"json": {name: value for name, value in said.items() if value is not None}}
+        return Asked(Feedback, "POST", "/v1/feedback", body=body)
 
-
-def reporting(request_id: str, label: str | int, image: int | None) -> Asked[Feedback]:
-    """Return the request that reports the right label of an answered image."""
-    said = {"request_id": request_id, "label": label, "image": image}
-    body = {"json": {name: value for name, value in said.items() if value is not None}}
-    return Asked(Feedback, "POST", "/v1/feedback", body=body)
-
-
-def erasing(sample_id: str) -> Asked[Erased]:
-    """Return the request that erases the samples of a request, or a photograph."""
-    return Asked(Erased, "DELETE", f"/v1/samples/{quote(sample_id, safe='')}")
+    @staticmethod
+    def erase(sample_id: str) -> "Asked[Erased]":
+        """Return the request that erases the samples of a request, or a photograph."""
+        return Asked(Erased, "DELETE", f"/v1/samples/{quote(sample_id, safe='')}")
 
 
 def checked_timeout_s(timeout_s: float) -> float:
