@@ -18,13 +18,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import psutil
-from models.image_files import KINDS, images_below
 
 from app.access import ClientTls
 from app.bench.measurement import Run, TimedRequest, cpu_seconds
 from app.errors import ConfigError
 from models.child_process import ChildDiedError, Send, run_apart
 from models.errors import TandemError
+from models.image_files import KINDS, images_below
 
 MAX_ARRIVALS = 2_000_000
 MAX_PHOTO_BYTES = 512 * 2**20  # of photos held in memory; more are left out

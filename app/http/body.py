@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import Request
-from models.image_files import name_beginning
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +32,7 @@ from app.errors import (
 )
 from app.queueing.admission import ByteBudget, Share
 from models.errors import TandemError
+from models.image_files import name_beginning
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

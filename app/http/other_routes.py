@@ -24,7 +24,6 @@ import swagger_ui_bundle
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi import Path as Path_
 from fastapi.responses import Response
-from models.image_files import KINDS, SUFFIXES
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from starlette.types import Message, Receive, Scope, Send
@@ -54,6 +53,7 @@ from app.samples.feedback import (
 )
 from app.samples.samples import MAX_ID, Erasing, SharedSamples
 from app.traffic.control import EXPECTED, TrafficControl, TrafficStatus
+from models.image_files import KINDS, SUFFIXES
 
 FEEDBACK_PATH = "/v1/feedback"
 WANTED = '{"request_id": "...", "label": "..."}, and image, from 0, for a request of several'

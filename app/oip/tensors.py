@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from models.image_files import name_beginning
 
 from app.errors import MAX_SHOWN, BadTensorError
+from models.image_files import name_beginning
 
 Bytes = npt.NDArray[np.uint8]
 INTEGERS = [f"{kind}{bits}" for kind in ("UINT", "INT") for bits in (8, 16, 32, 64)]

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import orjson
-from models.image_files import name_format
 
 from app.answers import Classified, Fault, answer_values
 from app.environment import MIB
@@ -32,6 +31,7 @@ from app.setting_groups import RecordSettings
 from app.telemetry.metric_table import SAMPLES
 from app.telemetry.metrics import meter
 from models.files import make_folder, write_whole
+from models.image_files import name_format
 from models.machine import installed_version, pip_install
 from models.stores import CLIENTS, EXTRAS, files_below, is_url, remove_file, said, smart_open_file
 

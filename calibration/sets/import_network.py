@@ -171,7 +171,7 @@ def _check_output_type(model: ov.Model, path: Path) -> None:
 def _takes(
     model: ov.Model, reading: _Reading, fit: Fitted, *, is_folded: bool
 ) -> tuple[str, str | None]:
-    """Return what the network takes, for people, and what is in doubt about it."""
+    """Return the pixels that the network takes, for people, and any doubt about them."""
     form, options = reading.form, reading.options
     if not model.input().element_type.is_integral():
         (how := options.normalisation).check_channels(form, reading.path)

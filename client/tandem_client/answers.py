@@ -167,6 +167,50 @@ class Result:
         return self.answer
 
 
+@dataclass(frozen=True)
+class Taught:
+    """A photograph that the service keeps with its label; ``before`` is the label it had."""
+
+    id: str  # of its bytes, for erase_samples
+    label: str
+    model_set: str
+    before: str | None = None
+
+
+@dataclass(frozen=True)
+class TaughtFigures:
+    """What the answering node keeps of taught photographs, and may keep."""
+
+    photographs: int
+    corrections: int  # labels that feedback gave to samples
+    labels: Mapping[str, int]  # photographs of each
+    bytes: int
+    max_photographs: int
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """The right label of an answered image, and whether the answer had it."""
+
+    request_id: str
+    label: str
+    answered: Sequence[str]  # the first label; of a multi-label set, all that were listed
+    right: bool
+    model_set: str
+    model_version: str
+
+
+@dataclass(frozen=True)
+class Erased:
+    """How many samples and photographs were erased, and how many Gateways have looked for them."""
+
+    id: str
+    erased: int
+    num_gateways: int
+    num_current: int  # the others follow
+
+
 class TandemError(Exception):
     """Root of the tree.
 
@@ -275,7 +319,8 @@ _KINDS: Mapping[type[TandemError], tuple[str, ...]] = {
     DeadlineExceeded: ("slow_body", "deadline"),
 }
 _BY_CODE = {code: kind for kind, codes in _KINDS.items() for code in codes}
-_BY_STATUS: Mapping[int, type[TandemError]] = {
+# HTTP statuses that alone determine the error, whichever server sent them.
+BY_STATUS: Mapping[int, type[TandemError]] = {
     401: Unauthorized,
     403: Unauthorized,
     408: DeadlineExceeded,
@@ -359,11 +404,6 @@ def _timings(fields: Mapping[str, Any]) -> Timings:
     return Timings(float(fields["total"]), stages)
 
 
-def has_error_of(status: int) -> bool:
-    """Whether an HTTP status alone determines the error, whichever server sent it."""
-    return status in _BY_STATUS
-
-
 def error_of(
     fields: Mapping[str, Any], status: int | None = None, retry_after_s: float | None = None
 ) -> TandemError:
@@ -373,7 +413,7 @@ def error_of(
     """
     code, message, request_id = (fields.get(name) for name in ("code", "message", "request_id"))
     of_status = BadRequest if 400 <= (status or 500) < 500 else ServiceError
-    kind = _BY_CODE.get(str(code)) or _BY_STATUS.get(status or 500, of_status)
+    kind = _BY_CODE.get(str(code)) or BY_STATUS.get(status or 500, of_status)
     return kind(str(message), str(code), request_id and str(request_id), status, retry_after_s)
 
 

@@ -1,4 +1,4 @@
-"""The blocking client, the client for asyncio, and the loop of attempts that both run."""
+"""The blocking client, the client for asyncio, and calls of many images."""
 
 import asyncio
 import concurrent.futures
@@ -6,34 +6,35 @@ import ssl
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import httpx
 
-from tandem_client.answers import Classification, Outcome, Result, TandemError
+from tandem_client.answers import (
+    Classification,
+    Erased,
+    Feedback,
+    Outcome,
+    Result,
+    TandemError,
+    Taught,
+    TaughtFigures,
+)
 from tandem_client.exchange import (
-    CONNECT_S,
-    Attempts,
-    Call,
-    CallArguments,
-    CallOptions,
+    AsyncCalls,
     Options,
-    Regions,
     RetryPolicy,
+    ServiceClient,
     Tls,
     answer_of,
-    build,
     checked_url,
-    failure,
-    is_loopback,
-    outcomes,
     result_of,
 )
-from tandem_client.images import Image, shorter_side, takes_long
+from tandem_client.images import Asked, Call, CallArguments, CallOptions, Channels, Image, Regions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # typing has them from Python 3.11 on
@@ -46,15 +47,6 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 AHEAD = 4
 # Ctrl-C just before a thread starts to wait is noticed only after the wait.
 NOTICED_WITHIN_S = 0.5
-
-
-class ServiceClient:
-    """A client of a service: over HTTP or gRPC, blocking or not."""
-
-    _options: Options
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._options.shown_url!r})"
 
 
 class BlockingClient(ServiceClient, ABC):
@@ -103,7 +95,7 @@ class BlockingClient(ServiceClient, ABC):
                 sequence of them, up to the service's limit per request (64).
             regions: parts of the only image as it is shown, at most 64: (x, y, width, height) in
                 pixels, or in shares of its sides if all four are at most 1.
-            options: see :class:`tandem_client.exchange.CallArguments`.
+            options: see :class:`tandem_client.images.CallArguments`.
 
         Returns:
             The answer; for a sequence, or regions, a :class:`Result` for each, in order. A bad one
@@ -199,6 +191,35 @@ class Client(HttpClient, BlockingClient):
         stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
         return stream.blocking(images, self._calls)
 
+    def teach(
+        self,
+        image: Image,
+        label: str | int,
+        *,
+        channels: Channels | None = None,
+        model_set: str | None = None,
+    ) -> Taught:
+        """Have the service keep a photograph with its label, for ``tandem learn --corrections``.
+
+        ``label`` is a label, id or number of a class, or "none" for a photograph of none of them.
+        """
+        return self._send(Asked.teach(image, label, channels, model_set))
+
+    def taught(self) -> TaughtFigures:
+        """Return how many photographs of each label the answering node keeps."""
+        return self._send(Asked(TaughtFigures, "GET", "/v1/teach"))
+
+    def report(self, request_id: str, label: str | int, *, image: int | None = None) -> Feedback:
+        """Report the right label of an answer, or of the ``image``-th, from 0, of a request."""
+        return self._send(Asked.report(request_id, label, image))
+
+    def erase_samples(self, sample_id: str) -> Erased:
+        """Erase the samples of a request id, or a taught photograph by its id, at all Gateways."""
+        return self._send(Asked.erase(sample_id))
+
+    def _send(self, asked: Asked[T]) -> T:
+        return self._thread.run(lambda: self._calls.send(asked))
+
 
 class AsyncClient(HttpClient):
     """Calls a service from an event loop; :class:`Client` explains the arguments.
@@ -267,87 +288,31 @@ class AsyncClient(HttpClient):
         stream = Stream(CallOptions(**options), concurrency, ordered, raise_errors)
         return stream.on_loop(images, self._calls)
 
+    async def teach(
+        self,
+        image: Image,
+        label: str | int,
+        *,
+        channels: Channels | None = None,
+        model_set: str | None = None,
+    ) -> Taught:
+        """Like :meth:`Client.teach`; a file is read, or an array packed, on another thread."""
+        of = await asyncio.to_thread(Asked.teach, image, label, channels, model_set)
+        return await self._calls.send(of)
 
-class AsyncCalls:
-    """Sends calls to a service over its own connections: attempts, waits, and their deadline."""
+    async def taught(self) -> TaughtFigures:
+        """Like :meth:`Client.taught`."""
+        return await self._calls.send(Asked(TaughtFigures, "GET", "/v1/teach"))
 
-    def __init__(self, options: Options, context: ssl.SSLContext) -> None:
-        self.options, self._context = options, context
-        self._shorter: dict[str | None, int] = {}  # by set
-        self._num_vain: Counter[str | None] = Counter()
-        self._learning = asyncio.Lock()
-        most = options.max_connections  # all may be kept, since as many callers may return
-        self._http = httpx.AsyncClient(
-            headers=options.headers,
-            verify=context,
-            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
-            transport=options.transport,
-            trust_env=not is_loopback(options.url),
-        )
-        self._now: Callable[[], float] | None = None  # the running loop's clock
-        self._sleep = asyncio.sleep
+    async def report(
+        self, request_id: str, label: str | int, *, image: int | None = None
+    ) -> Feedback:
+        """Like :meth:`Client.report`."""
+        return await self._calls.send(Asked.report(request_id, label, image))
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    def copy(self, max_connections: int) -> "AsyncCalls":
-        """Return calls over connections of their own, for another event loop."""
-        copy = AsyncCalls(replace(self.options, max_connections=max_connections), self._context)
-        copy._shorter = self._shorter
-        return copy
-
-    async def call_of(self, image: Image | Sequence[Image], options: CallOptions) -> Call:
-        """Return the call for images; files are read, and pictures packed, on another thread."""
-        shorter = await self.shorter(options) if options.shrink else None
-        if shorter is not None or takes_long(image):
-            return await asyncio.to_thread(Call.of, image, options, shorter)
-        return Call.of(image, options)
-
-    async def shorter(self, options: CallOptions) -> int:
-        """Return the shorter side of shrunk pictures, px; asks the service once for each set.
-
-        Without its answer it is the usual one, also for calls that waited for that attempt.
-        """
-        name, num_vain = options.model_set, self._num_vain[options.model_set]
-        async with self._learning:
-            if name not in self._shorter and num_vain == self._num_vain[name]:
-                within_s = min(options.timeout or self.options.timeout_s, CONNECT_S)
-                query = None if name is None else {"model_set": name}
-                try:
-                    asked = self._http.get(f"{self.options.url}/v1/models", params=query)
-                    response = (await asyncio.wait_for(asked, within_s)).raise_for_status()
-                    self._shorter[name] = shorter_side(response.json())
-                except (httpx.HTTPError, ssl.SSLError, ValueError, asyncio.TimeoutError):
-                    self._num_vain[name] += 1
-            return self._shorter.get(name, shorter_side(None))
-
-    async def ask(self, call: Call) -> list[Outcome]:
-        """Return the service's outcome for each file, retrying as the options allow.
-
-        Raises:
-            TandemError: there is no answer; see :mod:`tandem_client.answers`.
-        """
-        if not call.num_results:
-            return []
-        attempts = Attempts.of(self.options, call, self._now or asyncio.get_running_loop().time)
-        while True:
-            left_s = attempts.begin()
-            try:
-                return await asyncio.wait_for(self._attempt(call, attempts, left_s), left_s)
-            except asyncio.TimeoutError:
-                raise attempts.exceeded() from None
-            except TandemError as error:
-                wait_s = attempts.wait_s(error)
-            await self._sleep(wait_s)
-
-    async def _attempt(self, call: Call, attempts: Attempts, left_s: float) -> list[Outcome]:
-        request = build(self._http, self.options, call, left_s)
-        try:
-            response = await self._http.send(request)
-        except (httpx.HTTPError, ssl.SSLError) as error:  # httpx passes on a TLS alert in an answer
-            raise failure(self.options, attempts, error) from error
-        return outcomes(self.options, call, response)
+    async def erase_samples(self, sample_id: str) -> Erased:
+        """Like :meth:`Client.erase_samples`."""
+        return await self._calls.send(Asked.erase(sample_id))
 
 
 class LoopThread:

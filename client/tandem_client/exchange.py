@@ -1,29 +1,30 @@
-"""One HTTP request (``POST /v1/classify``) and its answer: options, retries, TLS, addresses.
+"""One HTTP request and its answer: options, retries, TLS, addresses.
 
 Backoff is exponential with full jitter (M. Brooker, "Exponential Backoff And Jitter", 2015), in
 addition to the service's Retry-After. So clients that were refused together do not return together.
 """
 
+import asyncio
 import ipaddress
 import json
-import math
 import os
 import random
 import re
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
 from tandem_client.answers import (
+    BY_STATUS,
     BadAnswer,
-    BadImage,
     BrokenOff,
     Classification,
     DeadlineExceeded,
@@ -34,24 +35,24 @@ from tandem_client.answers import (
     Unreachable,
     checked,
     error_of,
-    has_error_of,
     outcome_of,
     retry_after_s,
 )
 from tandem_client.images import (
     DISTRIBUTION,
-    Channels,
+    Asked,
+    Call,
+    CallOptions,
     Image,
-    ShrunkFile,
     __version__,
-    files_of,
-    images_of,
+    checked_timeout_s,
     path_of,
+    shorter_side,
+    takes_long,
 )
 
+T = TypeVar("T")
 CONNECT_S = 5.0  # longer than any handshake; then another attempt may reach another host
-LEAST_SENT_S = 0.001
-SHRUNK = "x-tandem-shrunk"  # the sizes that shrunk pictures had
 MAX_BROKEN_OFF = 1  # calls that are sent again after a 502
 MOST_DOUBLINGS = 60  # of the waits: far beyond any limit, and still a float
 MAX_PORT = 65535
@@ -65,8 +66,8 @@ class RetryPolicy:
     """How often and how soon to retry; ``max_attempts=1`` never retries.
 
     ``on`` lists the causes: ``overloaded`` (429), ``not_ready`` (503), ``refused`` (no connection),
-    ``reset`` (the connection, or a part of the service, ended before the answer). Classifying an
-    image again changes nothing in the service, so all of them are safe.
+    ``reset`` (the connection, or a part of the service, ended before the answer). A call that is
+    sent again changes nothing more in the service, so all of them are safe.
     """
 
     max_attempts: int = 5
@@ -154,126 +155,13 @@ class Options:
         return httpx.create_ssl_context() if self.tls is None else self.tls.context()
 
 
-class CallArguments(TypedDict, total=False):
-    """The options of a call, as every client takes them; None is as if they were not there.
+class ServiceClient:
+    """A client of a service: over HTTP or gRPC, blocking or not."""
 
-    Attributes:
-        top_k: classes in the answer; None: the service's default.
-        channels: "rgb" or "bgr", the order of an array's channels; not for files.
-        timeout: seconds for this call, in place of the client's.
-        priority: urgency of RFC 9218, 0 (first) to 7; from 4 on the image waits behind others.
-        threshold: for a multi-label set, the lowest score of a label in the answer; None: the
-            set's.
-        model_set: for a service with several sets, the set's name; None: the first.
-        plan: "full" asks every member, "fast" fewer where fewer suffice; None: the service's own.
-        answer_set: whether to list the classes that hold the right one in 95 % of cases.
-        embedding: the member whose pooled features the answer has.
-        shrink: whether to scale large pictures down before they are sent (extra ``images``).
-    """
+    _options: Options
 
-    top_k: int | None
-    channels: Channels | None
-    timeout: float | None
-    priority: int | None
-    threshold: float | None
-    model_set: str | None
-    plan: str | None
-    answer_set: bool | None
-    embedding: str | None
-    shrink: bool
-
-
-Regions = Sequence[Sequence[float]]
-
-
-@dataclass(frozen=True)
-class CallOptions:
-    """The checked :class:`CallArguments` of a call."""
-
-    top_k: int | None = None
-    channels: Channels | None = None
-    timeout: float | None = None  # s
-    priority: int | None = None
-    threshold: float | None = None
-    model_set: str | None = None
-    plan: str | None = None
-    answer_set: bool | None = None
-    embedding: str | None = None
-    shrink: bool = False
-    regions: Regions | None = None  # (x, y, width, height) each
-
-    def __post_init__(self) -> None:
-        if self.regions is not None and self.shrink:
-            raise ValueError("regions are of the picture as it is: leave shrink out")
-        if self.timeout is not None:
-            checked_timeout_s(self.timeout)
-        if self.priority is not None and not 0 <= self.priority <= 7:
-            raise ValueError(
-                f"priority is {self.priority}: give an urgency of RFC 9218, 0 (first) to 7 (last)"
-            )
-
-    @property
-    def query(self) -> dict[str, Any] | None:
-        """The query parameters of a request; None without any."""
-        names = ("top_k", "threshold", "model_set", "plan", "answer_set", "embedding")
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None} or None
-
-    @property
-    def boxes(self) -> list[list[float]] | None:
-        """The regions as plain numbers, which may have been NumPy's."""
-        return None if self.regions is None else [list(map(float, each)) for each in self.regions]
-
-
-@dataclass(frozen=True)
-class Call:
-    """The images of a request as files; a form has an answer for each.
-
-    ``errors`` are of a form's images that cannot be sent, by index: they have no file.
-    """
-
-    images: Sequence[Image]
-    files: Sequence[ShrunkFile]
-    errors: Mapping[int, BadImage]
-    is_form: bool
-    options: CallOptions
-
-    @classmethod
-    def of(
-        cls, image: Image | Sequence[Image], options: CallOptions, shorter: int | None = None
-    ) -> "Call":
-        """Return the call for an image, or for several, shrunk to ``shorter`` px.
-
-        Raises:
-            BadImage: the only image cannot be sent.
-            ValueError: there are no images.
-        """
-        images, is_form = images_of(image)
-        if not images:
-            raise ValueError("no images: give one or more")
-        if is_form and options.regions is not None:
-            raise ValueError(f"regions are of one image, not of a list of {len(images)}")
-        files, errors = files_of(images, options.channels, shorter, is_form)
-        return cls(images, files, errors, is_form, options)
-
-    @property
-    def has_results(self) -> bool:
-        """Whether the answer is a list of results, of files or of regions."""
-        return self.is_form or self.options.regions is not None
-
-    @property
-    def num_results(self) -> int:
-        """How many results the service sends."""
-        return len(self.files if self.options.regions is None else self.options.regions)
-
-    def headers(self, left_s: float) -> dict[str, str]:
-        """Return an attempt's headers; its time is never 0, which the service refuses."""
-        headers = {"x-request-timeout-seconds": f"{max(left_s, LEAST_SENT_S):.3f}"}
-        if self.options.priority is not None:
-            headers["priority"] = f"u={self.options.priority}"
-        if any(file.before for file in self.files):  # the sizes before, "-" of files as they are
-            headers[SHRUNK] = ", ".join(file.size_before for file in self.files)
-        return headers
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._options.shown_url!r})"
 
 
 def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float) -> httpx.Request:
@@ -290,15 +178,36 @@ def build(client: httpx.AsyncClient, options: Options, call: Call, left_s: float
         f"{options.url}/v1/classify",
         params=query,
         headers=call.headers(left_s),
-        timeout=httpx.Timeout(left_s, connect=min(left_s, CONNECT_S)),
+        timeout=_limits(left_s),
         **body,
     )
+
+
+def _limits(left_s: float) -> httpx.Timeout:
+    return httpx.Timeout(left_s, connect=min(left_s, CONNECT_S))
 
 
 def outcomes(options: Options, call: Call, response: httpx.Response) -> list[Outcome]:
     """Return the outcome of each file or region, in order.
 
     Raises :class:`TandemError` if the request failed as a whole, or the answer is not Tandem's.
+    """
+
+    def read(answer: Mapping[str, Any]) -> list[Outcome]:
+        rows = answer["results"] if call.has_results else [answer]
+        if len(rows) != call.num_results:
+            raise ValueError
+        return [outcome_of(row) for row in rows]
+
+    return answered(options, response, read)
+
+
+def answered(
+    options: Options, response: httpx.Response, read: Callable[[Mapping[str, Any]], T]
+) -> T:
+    """Return what ``read`` makes of an answer's JSON object.
+
+    Raises :class:`TandemError` if the request failed, or the answer is not Tandem's.
     """
     status = response.status_code
     try:
@@ -310,12 +219,10 @@ def outcomes(options: Options, call: Call, response: httpx.Response) -> list[Out
     message, cause = f"{options.shown_url} answered {status}, but not as Tandem does", None
     try:
         if status == httpx.codes.OK and isinstance(answer, dict):
-            rows = answer["results"] if call.has_results else [answer]
-            if len(rows) == call.num_results:
-                return [outcome_of(row) for row in rows]
+            return read(answer)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         cause = error
-    if has_error_of(status):  # a load balancer's own answer
+    if status in BY_STATUS:  # a load balancer's own answer
         raise _error_of({"code": f"http_{status}", "message": message}, response)
     raise BadAnswer(message, "bad_answer", status=status) from cause
 
@@ -402,9 +309,9 @@ class Attempts:
         self._num = self._num_broken = 0
 
     @classmethod
-    def of(cls, options: Options, call: Call, now: Callable[[], float]) -> "Attempts":
+    def of(cls, options: Options, timeout_s: float | None, now: Callable[[], float]) -> "Attempts":
         """Return the attempts of a call that begins now."""
-        return cls(options.retry, call.options.timeout or options.timeout_s, now)
+        return cls(options.retry, options.timeout_s if timeout_s is None else timeout_s, now)
 
     def begin(self) -> float:
         """Count an attempt; return how many seconds it may take.
@@ -444,14 +351,107 @@ class Attempts:
         return wait
 
 
-def checked_timeout_s(timeout_s: float) -> float:
-    """Return a call's time after checking it.
+class AsyncCalls:
+    """Sends calls to a service over its own connections: attempts, waits, and their deadline."""
 
-    Raises :class:`ValueError` if it is not a number of seconds above 0.
-    """
-    if not (timeout_s > 0 and math.isfinite(timeout_s)):
-        raise ValueError(f"timeout is {timeout_s!r}: give seconds, a number above 0")
-    return timeout_s
+    def __init__(self, options: Options, context: ssl.SSLContext) -> None:
+        self.options, self._context = options, context
+        self._shorter: dict[str | None, int] = {}  # by set
+        self._num_vain: Counter[str | None] = Counter()
+        self._learning = asyncio.Lock()
+        most = options.max_connections  # all may be kept, since as many callers may return
+        self._http = httpx.AsyncClient(
+            headers=options.headers,
+            verify=context,
+            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
+            transport=options.transport,
+            trust_env=not is_loopback(options.url),
+        )
+        self._now: Callable[[], float] | None = None  # the running loop's clock
+        self._sleep = asyncio.sleep
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    def copy(self, max_connections: int) -> "AsyncCalls":
+        """Return calls over connections of their own, for another event loop."""
+        copy = AsyncCalls(replace(self.options, max_connections=max_connections), self._context)
+        copy._shorter = self._shorter
+        return copy
+
+    async def call_of(self, image: Image | Sequence[Image], options: CallOptions) -> Call:
+        """Return the call for images; files are read, and pictures packed, on another thread."""
+        shorter = await self.shorter(options) if options.shrink else None
+        if shorter is not None or takes_long(image):
+            return await asyncio.to_thread(Call.of, image, options, shorter)
+        return Call.of(image, options)
+
+    async def shorter(self, options: CallOptions) -> int:
+        """Return the shorter side of shrunk pictures, px; asks the service once for each set.
+
+        Without its answer it is the usual one, also for calls that waited for that attempt.
+        """
+        name, num_vain = options.model_set, self._num_vain[options.model_set]
+        async with self._learning:
+            if name not in self._shorter and num_vain == self._num_vain[name]:
+                within_s = min(options.timeout or self.options.timeout_s, CONNECT_S)
+                query = None if name is None else {"model_set": name}
+                try:
+                    asked = self._http.get(f"{self.options.url}/v1/models", params=query)
+                    response = (await asyncio.wait_for(asked, within_s)).raise_for_status()
+                    self._shorter[name] = shorter_side(response.json())
+                except (httpx.HTTPError, ssl.SSLError, ValueError, asyncio.TimeoutError):
+                    self._num_vain[name] += 1
+            return self._shorter.get(name, shorter_side(None))
+
+    async def ask(self, call: Call) -> list[Outcome]:
+        """Return the service's outcome for each file, retrying as the options allow.
+
+        Raises:
+            TandemError: there is no answer; see :mod:`tandem_client.answers`.
+        """
+        if not call.num_results:
+            return []
+        return await self._answer(
+            call.options.timeout,
+            lambda left_s: build(self._http, self.options, call, left_s),
+            lambda response: outcomes(self.options, call, response),
+        )
+
+    async def send(self, asked: Asked[T]) -> T:
+        """Return the answer of a route that does not classify; retries and errors as above."""
+        url = f"{self.options.url}{asked.path}"
+        return await self._answer(
+            None,
+            lambda left_s: self._http.build_request(
+                asked.method, url, params=asked.query, timeout=_limits(left_s), **asked.body
+            ),
+            lambda response: answered(self.options, response, asked.answer),
+        )
+
+    async def _answer(
+        self,
+        within_s: float | None,
+        make: Callable[[float], httpx.Request],
+        read: Callable[[httpx.Response], T],
+    ) -> T:
+        attempts = Attempts.of(self.options, within_s, self._now or asyncio.get_running_loop().time)
+        while True:
+            left_s = attempts.begin()
+            try:
+                return read(await asyncio.wait_for(self._attempt(make(left_s), attempts), left_s))
+            except asyncio.TimeoutError:
+                raise attempts.exceeded() from None
+            except TandemError as error:
+                wait_s = attempts.wait_s(error)
+            await self._sleep(wait_s)
+
+    async def _attempt(self, request: httpx.Request, attempts: Attempts) -> httpx.Response:
+        try:
+            return await self._http.send(request)
+        except (httpx.HTTPError, ssl.SSLError) as error:  # httpx passes on a TLS alert in an answer
+            raise failure(self.options, attempts, error) from error
 
 
 def checked_url(url: str) -> str:

@@ -21,14 +21,12 @@ from tandem_client.answers import (
 from tandem_client.client import BlockingClient
 from tandem_client.exchange import (
     Attempts,
-    Call,
-    CallOptions,
     Options,
     RetryPolicy,
     Tls,
     is_loopback,
 )
-from tandem_client.images import shorter_side
+from tandem_client.images import Call, CallOptions, shorter_side
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest, Region
 
 METHOD = "/tandem.v1.Ensemble/Classify"
@@ -119,7 +117,7 @@ class GrpcClient(BlockingClient):
     def _ask(self, call: Call) -> list[Outcome]:
         if not call.num_results:
             return []
-        attempts = Attempts.of(self._options, call, self._now)
+        attempts = Attempts.of(self._options, call.options.timeout, self._now)
         request = _request(call)
         while True:
             left_s = attempts.begin()

@@ -1,19 +1,34 @@
-"""Images that callers may pass, their shrinking and encoding, and the client's version."""
+"""What a call sends: images, shrunk and encoded, and its options; the client's version."""
 
 import io
+import math
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Union,
+)
+from urllib.parse import quote
 
-from tandem_client.answers import BadImage
+from tandem_client.answers import BadImage, Erased, Feedback, Taught
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+LEAST_SENT_S = 0.001
+SHRUNK = "x-tandem-shrunk"  # the sizes that shrunk pictures had
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _UP = 2  # filter type: each byte minus the one above; photographs compress better with it
 _LEVEL = 1  # zlib's fastest: a local network is faster than stronger compression
@@ -26,6 +41,7 @@ _ORIENTATION = 0x0112  # Exif's tag
 _READABLE = ("JPEG", "PNG", "WEBP")
 _GREY = frozenset({"1", "L", "LA"})
 _SHRUNK = _GREY | {"P", "PA", "RGB", "RGBA", "CMYK"}  # Pillow's modes; others have 16 bits and more
+T = TypeVar("T")
 Channels = Literal["rgb", "bgr"]  # the order of an array's channels: Pillow's, OpenCV's
 Encoded: TypeAlias = bytes | bytearray | memoryview
 # A file's path, its bytes (JPEG, PNG or WebP), or its pixels: (H, W, 3) uint8.
@@ -221,3 +237,175 @@ def encode_png(rgb: "NDArray[np.uint8]") -> bytes:
 def _chunk(kind: bytes, data: bytes) -> bytes:
     checksum = zlib.crc32(data, zlib.crc32(kind))
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+
+class CallArguments(TypedDict, total=False):
+    """The options of a call, as every client takes them; None is as if they were not there.
+
+    Attributes:
+        top_k: classes in the answer; None: the service's default.
+        channels: "rgb" or "bgr", the order of an array's channels; not for files.
+        timeout: seconds for this call, in place of the client's.
+        priority: urgency of RFC 9218, 0 (first) to 7; from 4 on the image waits behind others.
+        threshold: for a multi-label set, the lowest score of a label in the answer; None: the
+            set's.
+        model_set: for a service with several sets, the set's name; None: the first.
+        plan: "full" asks every member, "fast" fewer where fewer suffice; None: the service's own.
+        answer_set: whether to list the classes that hold the right one in 95 % of cases.
+        embedding: the member whose pooled features the answer has.
+        shrink: whether to scale large pictures down before they are sent (extra ``images``).
+    """
+
+    top_k: int | None
+    channels: Channels | None
+    timeout: float | None
+    priority: int | None
+    threshold: float | None
+    model_set: str | None
+    plan: str | None
+    answer_set: bool | None
+    embedding: str | None
+    shrink: bool
+
+
+Regions = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """The checked :class:`CallArguments` of a call."""
+
+    top_k: int | None = None
+    channels: Channels | None = None
+    timeout: float | None = None  # s
+    priority: int | None = None
+    threshold: float | None = None
+    model_set: str | None = None
+    plan: str | None = None
+    answer_set: bool | None = None
+    embedding: str | None = None
+    shrink: bool = False
+    regions: Regions | None = None  # (x, y, width, height) each
+
+    def __post_init__(self) -> None:
+        if self.regions is not None and self.shrink:
+            raise ValueError("regions are of the picture as it is: leave shrink out")
+        if self.timeout is not None:
+            checked_timeout_s(self.timeout)
+        if self.priority is not None and not 0 <= self.priority <= 7:
+            raise ValueError(
+                f"priority is {self.priority}: give an urgency of RFC 9218, 0 (first) to 7 (last)"
+            )
+
+    @property
+    def query(self) -> dict[str, Any] | None:
+        """The query parameters of a request; None without any."""
+        names = ("top_k", "threshold", "model_set", "plan", "answer_set", "embedding")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None} or None
+
+    @property
+    def boxes(self) -> list[list[float]] | None:
+        """The regions as plain numbers, which may have been NumPy's."""
+        return None if self.regions is None else [list(map(float, each)) for each in self.regions]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The images of a request as files; a form has an answer for each.
+
+    ``errors`` are of a form's images that cannot be sent, by index: they have no file.
+    """
+
+    images: Sequence[Image]
+    files: Sequence[ShrunkFile]
+    errors: Mapping[int, BadImage]
+    is_form: bool
+    options: CallOptions
+
+    @classmethod
+    def of(
+        cls, image: Image | Sequence[Image], options: CallOptions, shorter: int | None = None
+    ) -> "Call":
+        """Return the call for an image, or for several, shrunk to ``shorter`` px.
+
+        Raises:
+            BadImage: the only image cannot be sent.
+            ValueError: there are no images.
+        """
+        images, is_form = images_of(image)
+        if not images:
+            raise ValueError("no images: give one or more")
+        if is_form and options.regions is not None:
+            raise ValueError(f"regions are of one image, not of a list of {len(images)}")
+        files, errors = files_of(images, options.channels, shorter, is_form)
+        return cls(images, files, errors, is_form, options)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the answer is a list of results, of files or of regions."""
+        return self.is_form or self.options.regions is not None
+
+    @property
+    def num_results(self) -> int:
+        """How many results the service sends."""
+        return len(self.files if self.options.regions is None else self.options.regions)
+
+    def headers(self, left_s: float) -> dict[str, str]:
+        """Return an attempt's headers; its time is never 0, which the service refuses."""
+        headers = {"x-request-timeout-seconds": f"{max(left_s, LEAST_SENT_S):.3f}"}
+        if self.options.priority is not None:
+            headers["priority"] = f"u={self.options.priority}"
+        if any(file.before for file in self.files):  # the sizes before, "-" of files as they are
+            headers[SHRUNK] = ", ".join(file.size_before for file in self.files)
+        return headers
+
+
+@dataclass(frozen=True)
+class Asked(Generic[T]):
+    """A request to a route that does not classify; sent twice, it changes nothing more.
+
+    ``kind`` is the class of its answer, ``body`` has httpx's arguments.
+    """
+
+    kind: Callable[..., T]
+    method: str
+    path: str
+    query: Mapping[str, str | int] | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    def answer(self, fields: Mapping[str, Any]) -> T:
+        """Parse the answer's JSON object; TypeError if a field is absent."""
+        known = self.kind.__annotations__
+        return self.kind(**{name: of for name, of in fields.items() if name in known})
+
+    @staticmethod
+    def teach(
+        image: Image, label: str | int, channels: Channels | None, model_set: str | None
+    ) -> "Asked[Taught]":
+        """Return the request that teaches a photograph; :class:`BadImage` if it cannot be sent."""
+        query = {"label": label} if model_set is None else {"label": label, "model_set": model_set}
+        body = {"content": encoded(image, channels)}
+        return Asked(Taught, "POST", "/v1/teach", query, body)
+
+    @staticmethod
+    def report(request_id: str, label: str | int, image: int | None) -> "Asked[Feedback]":
+        """Return the request that reports the right label of an answered image."""
+        said = {"request_id": request_id, "label": label, "image": image}
+        body = {"json": {name: value for name, value in said.items() if value is not None}}
+        return Asked(Feedback, "POST", "/v1/feedback", body=body)
+
+    @staticmethod
+    def erase(sample_id: str) -> "Asked[Erased]":
+        """Return the request that erases the samples of a request, or a photograph."""
+        return Asked(Erased, "DELETE", f"/v1/samples/{quote(sample_id, safe='')}")
+
+
+def checked_timeout_s(timeout_s: float) -> float:
+    """Return a call's time after checking it.
+
+    Raises :class:`ValueError` if it is not a number of seconds above 0.
+    """
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ValueError(f"timeout is {timeout_s!r}: give seconds, a number above 0")
+    return timeout_s

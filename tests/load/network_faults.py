@@ -7,8 +7,11 @@ The result goes to tests/load/results/network-WHOLE.json.
 """
 
 import contextlib
+import importlib.util
 import json
+import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,19 +39,46 @@ BEFORE_S, AFTER_S = 3.0, 3.0  # of load without a fault, around it
 READY_WITHIN_S, RECOVERED_WITHIN_S = 240.0, 240.0
 LEFT_WITHIN_S = 3.0  # a node that is cut off or slow shall get nothing new after that
 SLOW_S = 2.0  # an answer that a caller would call late
-CLOCK = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+# pip install libfaketime: Debian's own, 0.9.10, ends each sleep of Python with an error.
+PACKAGE = importlib.util.find_spec("libfaketime")
+WAITS = "import threading, time; time.sleep(0.01); threading.Event().wait(0.01)"
 RESULTS = ROOT / "tests" / "load" / "results"
 
 
 def why_not(name: str, names: Sequence[str]) -> str | None:
     """Return why a row cannot be had here, or with the others; None if it can."""
-    if ROWS[name].needs == "clock" and CLOCK is None:
-        return "libfaketime is not installed"
+    if ROWS[name].needs == "clock" and not _sets_clocks():
+        return "libfaketime is not installed, or Python does not wait under it"
     if ROWS[name].needs == "redis" and REDIS is None:
         return "redis-server is not installed"
     if name == "head-alone" and any(ROWS[other].needs == "redis" for other in names):
         return "the head has its state in Redis: choose this row alone"
     return None
+
+
+def _clock(file: Path) -> dict[str, str]:
+    folder = Path((PACKAGE and PACKAGE.origin) or "").parent
+    return {
+        "LD_PRELOAD": str(folder / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def _sets_clocks() -> bool:
+    """Return whether a program sleeps and waits under libfaketime."""
+    if PACKAGE is None:
+        return False
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("+30s\n")
+        file.flush()
+        program = [sys.executable, "-c", WAITS]
+        environment = {**os.environ, **_clock(Path(file.name))}
+        try:
+            return subprocess.run(program, env=environment, timeout=10, check=False).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
 
 
 def main(
@@ -65,6 +95,8 @@ def main(
     network.enter()
     skipped = {name: reason for name in names if (reason := why_not(name, names))}
     names = [name for name in names if name not in skipped]
+    if not names:
+        raise SystemExit("; ".join(f"{name}: {reason}" for name, reason in skipped.items()))
     # Told to end (timeout does), it must not leave its cluster behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     needs = {ROWS[name].needs for name in names}
@@ -83,7 +115,7 @@ def main(
         state.replicas()  # the dashboard connects now, to the head
         cluster.clock.write_text("+0s\n")
         for index in range(NUM_WORKERS):
-            cluster.add_worker(_clock(cluster) if "clock" in needs and index == 0 else {})
+            cluster.add_worker(_clock(cluster.clock) if "clock" in needs and index == 0 else {})
         content = configuration(model_set, cluster.head, config)
         state.deploy(content)
         wait_whole(state, READY_WITHIN_S, "deployed")
@@ -102,15 +134,6 @@ def main(
             }
             typer.echo(f"{name}: {rows[name]}", err=True)
             write_result({**facts, "rows": rows}, file)
-
-
-def _clock(cluster: RayCluster) -> dict[str, str]:
-    return {
-        "LD_PRELOAD": str(CLOCK),
-        "FAKETIME_TIMESTAMP_FILE": str(cluster.clock),
-        "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
 
 
 def one(row: Row, scene: Scene, balancer: Balancer, pictures: Sequence[Picture]) -> dict[str, Any]:

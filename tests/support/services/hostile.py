@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import cv2
 import httpx
 import numpy as np
+
 from models.image_files import KINDS
 
 MEGABYTE = 10**6

@@ -11,17 +11,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, closing
+from dataclasses import asdict
 from itertools import count
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 
 from app.http.api import create_api
-from tandem_client import AsyncClient, BadImage, Client, DeadlineExceeded, RetryPolicy
+from tandem_client import (
+    AsyncClient,
+    BadAnswer,
+    BadImage,
+    BadRequest,
+    Client,
+    DeadlineExceeded,
+    Erased,
+    Feedback,
+    RetryPolicy,
+    Taught,
+    TaughtFigures,
+    Unauthorized,
+)
 from tandem_client.client import AHEAD
 from tandem_client.grpc_client import GrpcClient
+from tandem_client.images import encode_png
 from tests.support.cases import cases
 from tests.support.http_server import FakeServer, classified
 from tests.support.scripted_service import ScriptedService, answered, refused
@@ -228,6 +244,78 @@ async def test_it_is_answered_by_the_services_own_code(service):
     one, form, _ = service.requests
     assert (one.top_k, one.timeout_s, one.lane) == (2, pytest.approx(3.6, abs=0.1), "bulk")
     assert form.files == [b"image a", b"no"]
+
+
+TAUGHT = {"id": "a1", "label": "tench", "model_set": "fish"}
+KEPT = {"photographs": 1, "corrections": 0, "labels": {"tench": 1}, "bytes": 5}
+KEPT |= {"max_photographs": 9, "max_bytes": 99}
+REPORT = {"request_id": "r1", "label": "tench", "answered": ["eel"], "right": False}
+REPORT |= {"model_set": "fish", "model_version": "0123456789ab"}
+ERASED = {"id": "a/1", "erased": 1, "num_gateways": 2, "num_current": 1}
+ASKS: list[tuple[str, tuple, dict, str, bytes, Any]] = [
+    ("teach", (b"photo", 0), {}, "POST /v1/teach?label=0", b"photo", Taught(**TAUGHT)),
+    (
+        "teach",
+        (np.zeros((1, 1, 3), np.uint8), "a b"),
+        {"channels": "rgb", "model_set": "fish"},
+        "POST /v1/teach?label=a+b&model_set=fish",
+        encode_png(np.zeros((1, 1, 3), np.uint8)),
+        Taught(**TAUGHT, before="eel"),
+    ),
+    ("taught", (), {}, "GET /v1/teach", b"", TaughtFigures(**cast("Any", KEPT))),
+    (
+        "report",
+        ("r1", "tench"),
+        {"image": 0},
+        "POST /v1/feedback",
+        b'{"request_id":"r1","label":"tench","image":0}',
+        Feedback(**cast("Any", REPORT)),
+    ),
+    (
+        "erase_samples",
+        ("a/1",),
+        {},
+        "DELETE /v1/samples/a%2F1",
+        b"",
+        Erased(**cast("Any", ERASED)),
+    ),
+]
+
+
+@cases("method, arguments, options, asked, body, answer", *ASKS)
+def test_other_routes_are_asked_again_and_their_answers_are_typed(
+    make, method, arguments, options, asked, body, answer
+):
+    told = httpx.Response(200, json=asdict(answer) | {"new": 1})
+    client, service, clock = make(refused(503, "not_ready"), told, told)
+    assert getattr(client, method)(*arguments, **options) == answer
+    assert len(clock.slept) == 1
+
+    async def ask() -> object:
+        async with AsyncClient("http://tandem", transport=service.transport) as on_loop:
+            return await getattr(on_loop, method)(*arguments, **options)
+
+    assert asyncio.run(ask()) == answer
+    for request in service.requests:
+        target = request.url.raw_path.decode()
+        assert (f"{request.method} {target}", request.content) == (asked, body)
+    assert service.requests[0].extensions["timeout"]["read"] == 30
+
+
+@cases(
+    "step, kind, code",
+    (refused(409, "taught_full"), BadRequest, "taught_full"),
+    (refused(403, "forbidden"), Unauthorized, "forbidden"),
+    (httpx.Response(200, json={"id": "a1"}), BadAnswer, "bad_answer"),
+    (httpx.Response(200, json=[]), BadAnswer, "bad_answer"),
+)
+def test_errors_of_other_routes_are_those_of_classify(make, step, kind, code):
+    client, _, _ = make(step, retry=NO_RETRY)
+    with pytest.raises(kind) as caught:
+        client.teach(b"photo", "tench")
+    assert caught.value.code == code
+    with pytest.raises(BadImage):
+        client.teach("nowhere.jpg", "tench")
 
 
 def blocking(address: str, photo: bytes, timeout_s: float) -> None:

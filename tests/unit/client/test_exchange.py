@@ -23,7 +23,8 @@ from tandem_client import (
     Unauthorized,
     Unreachable,
 )
-from tandem_client.exchange import Attempts, Call, CallOptions, cause_of, is_loopback
+from tandem_client.exchange import Attempts, cause_of, is_loopback
+from tandem_client.images import Call, CallOptions
 from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 from tests.support.http_server import classified

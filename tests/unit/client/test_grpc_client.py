@@ -33,8 +33,8 @@ from tandem_client import (
     Unauthorized,
     Unreachable,
 )
-from tandem_client.exchange import CallArguments, CallOptions
 from tandem_client.grpc_client import GrpcClient
+from tandem_client.images import CallArguments, CallOptions
 from tests.support.cases import cases
 from tests.support.http_server import classified
 from tests.support.scripted_service import SleepingClock

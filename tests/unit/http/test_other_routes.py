@@ -5,8 +5,10 @@ import json
 import re
 from functools import reduce
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
+import httpx
 import jsonschema
 import pytest
 from starlette.types import Message
@@ -26,6 +28,7 @@ from app.settings import Settings
 from app.telemetry.metric_table import FEEDBACK
 from models.image import ImageInputs, ImageRule
 from models.model_set import class_named
+from tandem_client import AsyncClient, BadRequest
 from tests.support.answers import answer_of
 from tests.support.asgi_client import asgi_client
 from tests.support.cases import cases
@@ -199,6 +202,28 @@ async def test_feedback_labels_samples_where_the_service_is_taught(feedback, tmp
     (path,) = tmp_path.iterdir()
     said = json.loads(path.read_text())
     assert (path.stem, said["label"]) == (f"request-{digest('1', 0).hex()}", "x")
+
+
+async def test_the_client_teaches_reports_and_erases(feedback, tmp_path):
+    service = Labelled(Settings(teach=True, teach_dir=str(tmp_path)))
+    service.model_set.manifest.inputs = ImageInputs({"m": ImageRule(8, 8)})
+    samples = SharedSamples(
+        FakeHandle(Hub(service.settings, SampleBook(Erasures()))),
+        SampleEraser(service.settings, 64, Erased()),
+    )
+    taught = TaughtFolder(tmp_path, 10_000, 2)
+    api = create_api(service, feedback=feedback, taught=taught, samples=samples)
+    transport: Any = httpx.ASGITransport(api)
+    async with AsyncClient("http://tandem", transport=transport) as client:
+        kept = await client.teach(drawn_photo(3, 32, 24), 1, model_set="fake")
+        assert (kept.label, (await client.taught()).labels) == ("y", {"y": 1})
+        said = await client.report("1", "x", image=0)
+        assert (said.answered, said.right, said.model_set) == (["x"], True, "fake")
+        erased = await client.erase_samples(kept.id)
+        assert (erased.id, erased.erased, erased.num_gateways) == (kept.id, 1, 1)
+        with pytest.raises(BadRequest) as caught:
+            await client.report("2", "x")
+    assert (caught.value.code, caught.value.status) == ("unknown_request", 404)
 
 
 async def test_the_page_and_its_protection(client):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models.image_files import default_picture
 from PIL import Image
 
 from models import image
@@ -33,6 +32,7 @@ from models.image import (
     check_image,
     read_image,
 )
+from models.image_files import default_picture
 from models.image_geometry import Axis, CropSource, common_region
 from models.record import ImageRecord
 from tests.support.image_cases import CASES, FURTHER, SIDE, Case

@@ -13,10 +13,10 @@ from urllib.parse import quote, urlencode
 
 import numpy as np
 import pytest
-from models.image_files import KINDS
 from PIL import Image
 
 from models.errors import CorruptImageError, NotAnImageError, UnsupportedFormatError
+from models.image_files import KINDS
 from models.image_header import read_header
 from tests.support import images
 from tests.support.cases import cases
