@@ -17,14 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from contestants import (
-    Other,
-    all_running,
-    members_apart,
-    serve_run,
-    tandems,
-    yardstick,
-)
+from contestants import Other, all_running, members_apart, serve_run, tandems, yardstick
 from larger_set import write_larger_set
 from machine import describe, write_result
 from null_set import small_photos, write_null_set

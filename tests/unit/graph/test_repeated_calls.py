@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from app.errors import (
-    NotReadyError,
-    OtherSetError,
-    OverloadedError,
-)
+from app.errors import NotReadyError, OtherSetError, OverloadedError
 from app.graph import availability
 from app.graph.availability import MAX_CALLS, MOST_SAVED, PER_IMAGE, HedgeBudget, hedged, retry
 from app.graph.request import ClassifyRequest, TensorRequest

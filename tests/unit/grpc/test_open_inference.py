@@ -15,12 +15,7 @@ from app.access import Keys
 from app.errors import NotReadyError
 from app.grpc import open_inference_pb2 as messages
 from app.grpc.call import OPEN_INFERENCE_METHODS, is_loopback_peer
-from app.grpc.open_inference import (
-    CONTENTS,
-    REQUEST,
-    OpenInferenceInterface,
-    OpenInferenceMethods,
-)
+from app.grpc.open_inference import CONTENTS, REQUEST, OpenInferenceInterface, OpenInferenceMethods
 from app.oip.inference import Inference
 from app.telemetry.metric_table import REQUEST_MS, REQUESTS
 from tests.support.cases import cases

@@ -18,14 +18,7 @@ from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from tests.support.served_versions import Served, settings_of
 from tests.support.tiny_networks import expected_label, with_accuracy
-from tests.support.tiny_versions import (
-    GOOD,
-    SURER,
-    WRONG,
-    name_of,
-    pictures,
-    write_versions,
-)
+from tests.support.tiny_versions import GOOD, SURER, WRONG, name_of, pictures, write_versions
 
 
 @pytest.fixture(scope="module")

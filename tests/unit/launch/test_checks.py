@@ -15,14 +15,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.launch import checks
-from app.launch.checks import (
-    HttpOptions,
-    Tls,
-    check_capacity,
-    check_memory,
-    oversubscribed,
-    tls_of,
-)
+from app.launch.checks import HttpOptions, Tls, check_capacity, check_memory, oversubscribed, tls_of
 from app.launch.config import ServeConfig
 from models.model_set import load_model_set
 from tests.support.configurations import with_deployment

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from app.errors import NotReadyError
 from app.queueing.batch_queue import LAST_BATCH_SHARE
 from app.queueing.fairness import CoreShare
-from app.queueing.scheduler import (
-    BULK_EVERY,
-    LANES,
-    LOOP_IMAGES_PER_S,
-    SHADOW,
-    Lane,
-    PriorityQueue,
-)
+from app.queueing.scheduler import BULK_EVERY, LANES, LOOP_IMAGES_PER_S, SHADOW, Lane, PriorityQueue
 from tests.support.cases import cases
 from tests.support.queued_images import submit
 from tests.support.steps import (

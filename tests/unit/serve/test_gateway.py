@@ -12,9 +12,7 @@ import pytest
 
 from app.answers import OF_OWN_COMBINE, Combined
 from app.environment import MIB
-from app.errors import (
-    NotReadyError,
-)
+from app.errors import NotReadyError
 from app.grpc.interface import GrpcInterface
 from app.grpc.tandem_pb2 import ClassifyRequest
 from app.http.api import create_api

@@ -15,12 +15,8 @@ from app.graph import availability
 from app.queueing.fairness import CALLER
 from app.serve.replica import classify_many, decode_many
 from app.serve.set_stages import RemoteCombiner, RemoteDecoder, RemoteMember
-from app.serve.shared_calls import (
-    read_call,
-)
-from tests.support.batched_stage import (
-    turn,
-)
+from app.serve.shared_calls import read_call
+from tests.support.batched_stage import turn
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of
 
 

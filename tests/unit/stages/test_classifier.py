@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
-from app.errors import (
-    ConfigError,
-    DeadlineError,
-    OtherSetError,
-    OverloadedError,
-)
+from app.errors import ConfigError, DeadlineError, OtherSetError, OverloadedError
 from app.queueing.admission import Usage
 from app.queueing.fairness import CoreShare
 from app.queueing.scheduler import BatchResult, ExecutedBatch, Waiting

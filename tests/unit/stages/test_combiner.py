@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from app.errors import (
-    OtherSetError,
-)
+from app.errors import OtherSetError
 from app.settings import Settings
 from app.stages.combiner import Combiner
 from calibration.sets.transaction import write_manifest

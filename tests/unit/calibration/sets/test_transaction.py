@@ -10,13 +10,7 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from calibration.sets.transaction import (
-    MOVING_NAME,
-    change,
-    create,
-    flush,
-    write_manifest,
-)
+from calibration.sets.transaction import MOVING_NAME, change, create, flush, write_manifest
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from tests.support.calibration.staged_sets import (

@@ -11,23 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from calibration.sets.transaction import (
-    change,
-    check_current,
-    pin,
-    write_manifest,
-)
+from calibration.sets.transaction import change, check_current, pin, write_manifest
 from models.errors import ModelSetError
 from models.manifest import read_manifest
 from models.model_set import BUNDLED_DIR, load_model_set
 from models.stores import MAX_EARLIER, earlier_folders
-from tests.support.calibration.staged_sets import (
-    contents,
-    failing,
-    is_whole,
-    replace,
-    with_network,
-)
+from tests.support.calibration.staged_sets import contents, failing, is_whole, replace, with_network
 from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.tiny_networks import with_accuracy
