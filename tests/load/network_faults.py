@@ -128,10 +128,7 @@ def main(
         rows: dict[str, Any] = before["rows"]  # of earlier runs, each with its commit
         for name in names:
             scene = Scene(cluster, state, content, cluster.workers[0])
-            rows[name] = {
-                **one(ROWS[name], scene, balancer, pictures),
-                "commit": facts["commit"],
-            }
+            rows[name] = {**one(ROWS[name], scene, balancer, pictures), "commit": facts["commit"]}
             typer.echo(f"{name}: {rows[name]}", err=True)
             write_result({**facts, "rows": rows}, file)
 

@@ -38,10 +38,7 @@ BATCH, CALLERS = 4, 8  # images of a full batch; callers of each node, two batch
 WARM_S, AGAIN_AFTER_S = 15.0, 1.0
 READY_WITHIN_S = 600.0
 # All of a busy machine's nodes are late at times; none is to be given up for it.
-LATE = {
-    "RAY_health_check_failure_threshold": "100",
-    "RAY_agent_register_timeout_ms": "300000",
-}
+LATE = {"RAY_health_check_failure_threshold": "100", "RAY_agent_register_timeout_ms": "300000"}
 
 
 def main(

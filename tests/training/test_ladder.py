@@ -25,11 +25,7 @@ def job_of(network: RungNetwork, work: Path) -> LadderJob:
 
 def network_of(model_set, name, size, classes, source):
     return RungNetwork(
-        name=name,
-        size=size,
-        num_classes=classes,
-        model_set=model_set,
-        torch_source=source,
+        name=name, size=size, num_classes=classes, model_set=model_set, torch_source=source
     )
 
 

@@ -271,14 +271,7 @@ ASKS: list[tuple[str, tuple, dict, str, bytes, Any]] = [
         b'{"request_id":"r1","label":"tench","image":0}',
         Feedback(**cast("Any", REPORT)),
     ),
-    (
-        "erase_samples",
-        ("a/1",),
-        {},
-        "DELETE /v1/samples/a%2F1",
-        b"",
-        Erased(**cast("Any", ERASED)),
-    ),
+    ("erase_samples", ("a/1",), {}, "DELETE /v1/samples/a%2F1", b"", Erased(**cast("Any", ERASED))),
 ]
 
 

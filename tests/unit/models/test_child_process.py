@@ -141,10 +141,7 @@ def test_what_a_library_makes_of_the_parents_end_is_not_printed(log):
 
     with log.open("wb") as printed, pytest.raises(KeyboardInterrupt):
         run_apart(
-            children.makes_an_error_of_ctrl_c,
-            heard=interrupted,
-            printed=printed,
-            patience_s=SOON_S,
+            children.makes_an_error_of_ctrl_c, heard=interrupted, printed=printed, patience_s=SOON_S
         )
     assert last_words(log) == NOTHING
 
