@@ -183,19 +183,25 @@ class Classifier:
         self._metrics = MemberMetrics(self._label, self.report, reports)
         expected_ms = MEMBER_APART * member_cpu_ms(manifest, settings.served_precision)[member]
         self.usage = Usage(self._inference_threads.cores, expected_ms)
-        self._queue = self._new_queue(settings, model_set, share)
+        served = settings.served_precision if settings.backlog_batches else None
+        self._queue = self._new_queue(settings.max_queued_images, model_set, served, share)
 
     def _new_queue(
-        self, settings: Settings, model_set: ModelSet, share: CoreShare | None
+        self,
+        max_images: int,
+        model_set: ModelSet,
+        backlog_at: Precision | None,
+        share: CoreShare | None,
     ) -> BatchQueue:
+        """Return the queue; at that precision it may have batches for a backlog."""
         backlog = None
-        if settings.backlog_batches:
-            served, num_places = settings.served_precision, self.calls_at_once
-            backlog = backlog_size(model_set, self._name, served, self._network, num_places)
+        if backlog_at:
+            num_places = self.calls_at_once
+            backlog = backlog_size(model_set, self._name, backlog_at, self._network, num_places)
         return BatchQueue(
             self._infer,
             self._network.batch_sizes,
-            settings.max_queued_images,
+            max_images,
             scheduler=self._inference_threads.scheduler,
             on_batch=self._executed,
             backlog=backlog,
