@@ -78,8 +78,7 @@ def promote(
         str | None, typer.Argument(help="NAME@VERSION  (default: the one that is compared)")
     ] = None,
     min_agreement: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="lowest agreement, lower end of the 95 % interval"),
+        float, typer.Option(min=0, max=1, help="lowest agreement, lower end of the 95 % interval")
     ] = MIN_AGREEMENT,
     min_compared: Annotated[
         int, typer.Option(min=0, help="fewest photos that both versions answered")

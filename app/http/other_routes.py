@@ -192,9 +192,7 @@ def add_teaching(api: FastAPI, service: EnsembleService, taught: TaughtFolder | 
                 request, headers, settings.max_body_bytes, share, settings.request_timeout_s
             )
             of_set.model_set.manifest.inputs.check(
-                image,
-                max_pixels=settings.max_pixels,
-                max_full_pixels=settings.max_full_pixels,
+                image, max_pixels=settings.max_pixels, max_full_pixels=settings.max_full_pixels
             )
             return await asyncio.to_thread(place.keep, image, meant or NONE, of_set.name)
 
@@ -260,8 +258,7 @@ SPLIT = {
     "revision": {"type": "integer"},
 }
 TRAFFIC_BODY = json_body(
-    object_of(SPLIT),
-    {"shares": {"imagenet@1083e06ff666": 95, "imagenet@5b1de7a0f9c2": 5}},
+    object_of(SPLIT), {"shares": {"imagenet@1083e06ff666": 95, "imagenet@5b1de7a0f9c2": 5}}
 )
 
 

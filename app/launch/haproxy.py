@@ -34,13 +34,7 @@ from app.errors import ConfigError
 from app.launch import haproxy_rules
 from app.launch.checks import CHAIN, SSL_OPTIONS, HttpOptions, Tls, tls_of
 from app.launch.config import ServeConfig
-from app.launch.haproxy_rules import (
-    OwnService,
-    RuleOptions,
-    backend_name,
-    edits_of,
-    unanchored,
-)
+from app.launch.haproxy_rules import OwnService, RuleOptions, backend_name, edits_of, unanchored
 from app.launch.ray_features import haproxy_template
 from app.oip.regions import FOLDER
 from app.serve.ray_compatibility import TESTED_RAY, mismatch

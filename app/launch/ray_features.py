@@ -51,9 +51,7 @@ CONTROLLER = Feature(
     ),
 )
 LOG_MONITOR = Feature(
-    "no log monitor",
-    "it uses 0.01 of a core",
-    (RayName(NODE, "Node.start_log_monitor"),),
+    "no log monitor", "it uses 0.01 of a core", (RayName(NODE, "Node.start_log_monitor"),)
 )
 DEATHS = Feature(
     "deaths of Ray's processes in a line",

@@ -101,8 +101,7 @@ class ServeOptions:
         typer.Option(min=1, max=65535, help="port for Prometheus  (default: 9464, or a free one)"),
     ] = None
     metrics_host: Annotated[
-        str | None,
-        typer.Option(help="0.0.0.0 admits a Prometheus elsewhere  (default: loopback)"),
+        str | None, typer.Option(help="0.0.0.0 admits a Prometheus elsewhere  (default: loopback)")
     ] = None
     metrics_key_file: Annotated[
         Path | None,

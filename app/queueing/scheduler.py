@@ -25,14 +25,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, Protocol
 
-from app.queueing.fairness import (
-    FAR_S,
-    CallerShares,
-    CoreShare,
-    FairLane,
-    T,
-    VirtualClock,
-)
+from app.queueing.fairness import FAR_S, CallerShares, CoreShare, FairLane, T, VirtualClock
 from models.ensemble import Probabilities
 from models.network import Features, Pixels
 

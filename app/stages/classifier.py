@@ -14,14 +14,7 @@ from app.errors import UPDATING, NotOfferedError, OtherSetError
 from app.queueing.admission import Usage
 from app.queueing.batch_queue import BacklogSize, BatchQueue
 from app.queueing.fairness import CoreShare
-from app.queueing.scheduler import (
-    BatchResult,
-    ExecutedBatch,
-    Lane,
-    QueueReport,
-    TimedRows,
-    Waiting,
-)
+from app.queueing.scheduler import BatchResult, ExecutedBatch, Lane, QueueReport, TimedRows, Waiting
 from app.setting_values import QueueConfig
 from app.settings import Settings
 from app.stages.threads import (

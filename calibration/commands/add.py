@@ -60,8 +60,7 @@ class AddOptions:
         ),
     ]
     photos: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PHOTOS", help="more photographs of --try"),
+        list[Path] | None, typer.Argument(metavar="PHOTOS", help="more photographs of --try")
     ] = None
     labels: Annotated[
         Path | None,

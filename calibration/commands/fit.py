@@ -7,12 +7,7 @@ from dataclasses import asdict, replace
 
 from rich.markup import escape
 
-from calibration.commands.evaluate import (
-    EvaluateOptions,
-    Tracker,
-    progress_bar,
-    sampled,
-)
+from calibration.commands.evaluate import EvaluateOptions, Tracker, progress_bar, sampled
 from calibration.commands.models import err, out
 from calibration.datasets import read_dataset
 from calibration.evaluation.evaluate import (

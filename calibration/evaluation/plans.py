@@ -18,13 +18,7 @@ from itertools import combinations, permutations
 import numpy as np
 import numpy.typing as npt
 
-from calibration.evaluation.fitting import (
-    MIN_FITTED,
-    Part,
-    Rows,
-    fit_temperature,
-    with_bounds,
-)
+from calibration.evaluation.fitting import MIN_FITTED, Part, Rows, fit_temperature, with_bounds
 from calibration.statistics import Paired, Rightness
 from models.ensemble import Flags, PlanFigures, PlanRecord, StepRecord, tempered
 from models.errors import ModelSetError

@@ -119,10 +119,7 @@ def add_set(
         tried_views(function, planned.inputs)
     folder = into / planned.name
     with create(folder, is_replaced=is_replaced, made_by="tandem models add") as staging:
-        update = {
-            **classes.written(staging),
-            "members": _members(planned, imported, staging),
-        }
+        update = {**classes.written(staging), "members": _members(planned, imported, staging)}
         finish(staging, planned.model_copy(update=update))
     return ModelSet(folder, read_manifest(folder))
 

@@ -172,12 +172,7 @@ def _exact_end(graph: Graph, output: str) -> tuple[str, Own | None]:
 
 
 def _folded(
-    original: Any,
-    options: FileOptions,
-    form: InputForm,
-    num_classes: int,
-    end: str,
-    finish: Finish,
+    original: Any, options: FileOptions, form: InputForm, num_classes: int, end: str, finish: Finish
 ) -> Imported:
     model = onnx.ModelProto()
     model.CopyFrom(original)

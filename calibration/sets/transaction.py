@@ -43,12 +43,7 @@ from models.model_set import BUNDLED_DIR, PARTIAL_SUFFIX, ModelSet, replaced_fol
 from models.network import RuntimeOptions, load
 from models.openvino_network import last_line, num_features, read_network
 from models.record import FileRecord, Precision, sha256_of
-from models.stores import (
-    MAX_EARLIER,
-    VERSIONS_NAME,
-    earlier_folders,
-    is_fetched,
-)
+from models.stores import MAX_EARLIER, VERSIONS_NAME, earlier_folders, is_fetched
 
 MOVING_NAME = "moving.json"  # the files that come or go, noted in the work folder before any does
 RECORDS = TypeAdapter(tuple[FileRecord, ...])

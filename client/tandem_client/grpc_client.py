@@ -19,13 +19,7 @@ from tandem_client.answers import (
     outcome_of,
 )
 from tandem_client.client import BlockingClient
-from tandem_client.exchange import (
-    Attempts,
-    Options,
-    RetryPolicy,
-    Tls,
-    is_loopback,
-)
+from tandem_client.exchange import Attempts, Options, RetryPolicy, Tls, is_loopback
 from tandem_client.images import Call, CallOptions, shorter_side
 from tandem_client.tandem_pb2 import ClassifyReply, ClassifyRequest, Region
 

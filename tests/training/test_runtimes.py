@@ -12,6 +12,7 @@ from calibration.sets.importing import import_member
 from calibration.sets.input import Normalisation
 from calibration.sets.options import FileOptions
 from models.openvino_network import CompiledNetwork, RuntimeOptions
+from tests.support.cases import cases
 from tests.support.runtime_files import export_module, torch_rows
 from tests.support.script_files import frozen, save_script, scripted, traced
 
@@ -44,25 +45,23 @@ def test_an_exported_network_answers_as_the_module(tmp_path: Path, name: str) ->
 
 # Each in one of two ways, by turns; the next test has all four.
 # Each in one of two ways, by turns; resnet18 in all four.
-@pytest.mark.parametrize(
-    ("name", "size", "how"),
-    [
-        ("alexnet", 64, "script+freeze"),
-        ("densenet121", 64, "trace"),
-        ("mobilenet_v3_small", 64, "script+freeze"),
-        ("mnasnet0_5", 64, "trace"),
-        ("efficientnet_b0", 64, "script+freeze"),
-        ("regnet_y_400mf", 64, "trace"),
-        ("shufflenet_v2_x0_5", 64, "script+freeze"),
-        ("squeezenet1_1", 64, "trace"),
-        ("vgg11_bn", 32, "script+freeze"),
-        ("convnext_tiny", 64, "trace"),
-        ("maxvit_t", 224, "script+freeze"),
-        ("swin_t", 64, "trace"),
-        ("swin_v2_t", 64, "script+freeze"),
-        ("vit_b_16", 32, "trace"),
-        *(("resnet18", 64, how) for how in ("trace", "script", "trace+freeze", "script+freeze")),
-    ],
+@cases(
+    "name, size, how",
+    ("alexnet", 64, "script+freeze"),
+    ("densenet121", 64, "trace"),
+    ("mobilenet_v3_small", 64, "script+freeze"),
+    ("mnasnet0_5", 64, "trace"),
+    ("efficientnet_b0", 64, "script+freeze"),
+    ("regnet_y_400mf", 64, "trace"),
+    ("shufflenet_v2_x0_5", 64, "script+freeze"),
+    ("squeezenet1_1", 64, "trace"),
+    ("vgg11_bn", 32, "script+freeze"),
+    ("convnext_tiny", 64, "trace"),
+    ("maxvit_t", 224, "script+freeze"),
+    ("swin_t", 64, "trace"),
+    ("swin_v2_t", 64, "script+freeze"),
+    ("vit_b_16", 32, "trace"),
+    *(("resnet18", 64, how) for how in ("trace", "script", "trace+freeze", "script+freeze")),
 )
 def test_torchscript_answers_as_the_module(tmp_path: Path, name: str, size: int, how: str) -> None:
     torch.manual_seed(3)

@@ -56,13 +56,11 @@ def test_one_bit_makes_another_key(tiny_set):
     assert keys.key(b"a") == keys_of(tiny_set).key(b"a")
 
 
-@pytest.mark.parametrize(
+@cases(
     "changed",
-    [
-        {"max_pixels": 1000, "max_full_pixels": 1000},
-        {"max_full_pixels": 1000},
-        {"icc_profiles": "convert"},
-    ],
+    {"max_pixels": 1000, "max_full_pixels": 1000},
+    {"max_full_pixels": 1000},
+    {"icc_profiles": "convert"},
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_setting_that_changes_answers_changes_keys(tiny_set, changed):

@@ -71,12 +71,10 @@ Request = messages_reflection.ServerReflectionRequest
 KEY = "k" * 32
 
 
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("tandem", ("python", "pyi", "grpc_python")),
-        *((name, ("python", "pyi")) for name in ("open_inference", "tensorflow_serving")),
-    ],
+@cases(
+    "name, kinds",
+    ("tandem", ("python", "pyi", "grpc_python")),
+    *((name, ("python", "pyi")) for name in ("open_inference", "tensorflow_serving")),
 )
 def test_the_files_are_those_that_the_definition_makes(tmp_path, monkeypatch, name, kinds):
     monkeypatch.chdir(ROOT)

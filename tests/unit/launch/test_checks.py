@@ -18,6 +18,7 @@ from app.launch import checks
 from app.launch.checks import HttpOptions, Tls, check_capacity, check_memory, oversubscribed, tls_of
 from app.launch.config import ServeConfig
 from models.model_set import load_model_set
+from tests.support.cases import cases
 from tests.support.configurations import with_deployment
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -41,17 +42,15 @@ def test_each_file_fits_the_machine_it_is_for_and_leaves_some(name: str, cpus: i
             check_capacity(served.deployments, cpus - 5)  # it uses what is there, but for four
 
 
-@pytest.mark.parametrize(
-    ("gateway", "fits"),
-    [
-        ({}, 1),  # Serve's default is a CPU
-        ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}, 3),
-        ({"num_replicas": "auto", "autoscaling_config": {"initial_replicas": 2}}, 2),
-        ({"autoscaling_config": {"min_replicas": "2", "max_replicas": "3"}}, 2),
-        ({"num_replicas": "auto"}, 1),
-        ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 1.5),
-        ({"num_replicas": 7, "ray_actor_options": {"num_cpus": 4}}, 28),
-    ],
+@cases(
+    "gateway, fits",
+    ({}, 1),  # Serve's default is a CPU
+    ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}, 3),
+    ({"num_replicas": "auto", "autoscaling_config": {"initial_replicas": 2}}, 2),
+    ({"autoscaling_config": {"min_replicas": "2", "max_replicas": "3"}}, 2),
+    ({"num_replicas": "auto"}, 1),
+    ({"num_replicas": 3, "ray_actor_options": {"num_cpus": 0.5}}, 1.5),
+    ({"num_replicas": 7, "ray_actor_options": {"num_cpus": 4}}, 28),
 )
 def test_what_is_asked_for(gateway: dict, fits: float) -> None:
     deployments, most = with_gateway(**gateway).deployments, math.ceil(fits) - 1
@@ -61,12 +60,10 @@ def test_what_is_asked_for(gateway: dict, fits: float) -> None:
         check_capacity(deployments, most)
 
 
-@pytest.mark.parametrize(
-    ("options", "shares"),
-    [
-        ({}, "Ray and HAProxy 325, replicas (1) 126, a 300, b 200"),
-        ({"num_replicas": 2}, "Ray and HAProxy 325, replicas (2) 252, a 600, b 400"),
-    ],
+@cases(
+    "options, shares",
+    ({}, "Ray and HAProxy 325, replicas (1) 126, a 300, b 200"),
+    ({"num_replicas": 2}, "Ray and HAProxy 325, replicas (2) 252, a 600, b 400"),
 )
 def test_memory_that_is_too_small_is_refused_with_the_figures_of_each_set(options, shares) -> None:
     networks = {"a": 300 * 10**6, "b": 200 * 10**6}

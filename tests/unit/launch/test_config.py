@@ -14,6 +14,7 @@ from app.launch.checks import SERVE_DEFAULT_GRACE_S, SSL_OPTIONS, check_capacity
 from app.launch.config import ADD_SERVICER, MOVED, ServeConfig, default_config
 from models.manifest import Manifest, read_manifest
 from models.model_set import BUNDLED_DIR
+from tests.support.cases import cases
 from tests.support.configurations import (
     APPLICATION,
     GOOD,
@@ -26,17 +27,15 @@ from tests.support.configurations import (
 from tests.support.tiny_networks import write_tiny_set
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"a: [1", "is not YAML"),
-        (b"a:\n\t- b", "is not YAML"),
-        (b"", "is empty or not a mapping"),
-        (b"- a\n- b", "is empty or not a mapping"),
-        (b"\xff\xd8\xff\xe0 a photo", "is not YAML"),
-        (b"!!python/object:os.system x", "is not YAML"),
-        (b"applications: []\napplications: []", "the key 'applications' stands twice"),
-    ],
+@cases(
+    "data, says",
+    (b"a: [1", "is not YAML"),
+    (b"a:\n\t- b", "is not YAML"),
+    (b"", "is empty or not a mapping"),
+    (b"- a\n- b", "is empty or not a mapping"),
+    (b"\xff\xd8\xff\xe0 a photo", "is not YAML"),
+    (b"!!python/object:os.system x", "is not YAML"),
+    (b"applications: []\napplications: []", "the key 'applications' stands twice"),
 )
 def test_what_is_no_configuration(tmp_path, data, says):
     path = tmp_path / "c.yaml"
@@ -177,16 +176,14 @@ def test_an_import_path_that_moved_is_gone_and_the_new_one_is_there(old, new):
         importlib.import_module(old.partition(":")[0])
 
 
-@pytest.mark.parametrize(
-    ("graceful_s", "request_s", "name", "says"),
-    [
-        (5, 10, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 5, .* of 10 s:"),
-        (9.5, 10, "resnet50", "resnet50 has a graceful_shutdown_timeout_s of 9.5, .* of 10 s:"),
-        (0, 1, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 0, .* of 1 s:"),
-        (None, 30, "Gateway", r"of 20 \(Serve's default\), .* of 30 s:"),
-        (60, 30, "resnet50", r"Gateway has a .* of 20 \(Serve's default\), .* of 30 s:"),
-        *((*times, "Gateway", None) for times in ((10, 10), (12, 10), (None, 20), (5, 4))),
-    ],
+@cases(
+    "graceful_s, request_s, name, says",
+    (5, 10, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 5, .* of 10 s:"),
+    (9.5, 10, "resnet50", "resnet50 has a graceful_shutdown_timeout_s of 9.5, .* of 10 s:"),
+    (0, 1, "Gateway", "Gateway has a graceful_shutdown_timeout_s of 0, .* of 1 s:"),
+    (None, 30, "Gateway", r"of 20 \(Serve's default\), .* of 30 s:"),
+    (60, 30, "resnet50", r"Gateway has a .* of 20 \(Serve's default\), .* of 30 s:"),
+    *((*times, "Gateway", None) for times in ((10, 10), (12, 10), (None, 20), (5, 4))),
 )
 def test_an_update_must_not_cut_answers_that_are_in_time(
     tmp_path, graceful_s, request_s, name, says
@@ -296,17 +293,15 @@ def test_what_serve_would_take_in_silence_and_the_service_stumble_over(
     assert says in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("place", "key", "value"),
-    [
-        ((), "http_options", GOOD["http_options"]),  # as it is
-        ((), "proxy_location", "HeadOnly"),
-        (("http_options",), "request_timeout_s", 60),
-        (OURS, "route_prefix", "/a/b"),
-        (OURS, POLICY, {"policy_function": "their.module:Policy", "policy_kwargs": {"x": 1}}),
-        (DEPLOYMENT, "max_ongoing_requests", 128),
-        (DEPLOYMENT, "user_config", {"max_batch_size": 4}),
-    ],
+@cases(
+    "place, key, value",
+    ((), "http_options", GOOD["http_options"]),  # as it is
+    ((), "proxy_location", "HeadOnly"),
+    (("http_options",), "request_timeout_s", 60),
+    (OURS, "route_prefix", "/a/b"),
+    (OURS, POLICY, {"policy_function": "their.module:Policy", "policy_kwargs": {"x": 1}}),
+    (DEPLOYMENT, "max_ongoing_requests", 128),
+    (DEPLOYMENT, "user_config", {"max_batch_size": 4}),
 )
 def test_what_is_well(tmp_path, place, key, value):
     content = with_key(GOOD, place, key, value)
@@ -444,13 +439,11 @@ def test_what_all_gateways_share_keeps_its_options_while_it_is_used(name, other_
         assert config.fitted_to(other_manifest).deployments == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "cpus"),
-    [
-        ({"max_ongoing_requests": 9}, 1),
-        ({"ray_actor_options": {"num_cpus": 1}}, 2),
-        ({"ray_actor_options": {"memory": 1e6}}, 2),
-    ],
+@cases(
+    "options, cpus",
+    ({"max_ongoing_requests": 9}, 1),
+    ({"ray_actor_options": {"num_cpus": 1}}, 2),
+    ({"ray_actor_options": {"memory": 1e6}}, 2),
 )
 def test_what_all_gateways_share_needs_no_cpu_unless_it_asks_for_one(options, cpus, other_manifest):
     """Their deployments have num_cpus of 0, which any options of the file's replace."""

@@ -13,6 +13,7 @@ from app.launch import deploy
 from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import as_served, client_of, reason_in, start_serve, wait_ready
 from app.launch.ray_cluster import StopRequest
+from tests.support.cases import cases
 from tests.support.http_server import QuietRequest
 
 
@@ -115,32 +116,28 @@ RuntimeError: Traceback (most recent call last):
 """
 
 
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (
-            f"{TRACE}models.errors.ModelSetError: a.xml was altered: fetch it",
-            "a.xml was altered: fetch it",
-        ),
-        (f"{TRACE}models.golden.GoldenMismatchError: sure: x\nmore", "sure: x"),
-        (f"{TRACE}ValueError: out of range", "ValueError: out of range"),
-        (f"{TRACE}torch.cuda.OutOfMemoryError: none", "torch.cuda.OutOfMemoryError: none"),
-        ("Waiting for a node with 1 CPU", None),
-    ],
+@cases(
+    "message, reason",
+    (
+        f"{TRACE}models.errors.ModelSetError: a.xml was altered: fetch it",
+        "a.xml was altered: fetch it",
+    ),
+    (f"{TRACE}models.golden.GoldenMismatchError: sure: x\nmore", "sure: x"),
+    (f"{TRACE}ValueError: out of range", "ValueError: out of range"),
+    (f"{TRACE}torch.cuda.OutOfMemoryError: none", "torch.cuda.OutOfMemoryError: none"),
+    ("Waiting for a node with 1 CPU", None),
 )
 def test_the_reason_of_a_failed_replica_is_told_without_its_traceback(message, reason):
     assert reason_in(message) == reason
 
 
-@pytest.mark.parametrize(
-    ("options", "node", "answers"),
-    [
-        ({"host": "0.0.0.0", "port": 8123}, "mine", "http://127.0.0.1:8123"),
-        ({"host": "0.0.0.0", "port": 8123}, "other", "http://10.0.0.7:8123"),  # without a proxy
-        ({"host": "10.0.0.9", "port": 8123}, "other", "http://10.0.0.9:8123"),  # a balancer's
-        ({}, "other", "http://127.0.0.1:8000"),  # Serve's own defaults
-        ({"ssl_certfile": "c", "ssl_keyfile": "k"}, "mine", "https://127.0.0.1:8000"),
-    ],
+@cases(
+    "options, node, answers",
+    ({"host": "0.0.0.0", "port": 8123}, "mine", "http://127.0.0.1:8123"),
+    ({"host": "0.0.0.0", "port": 8123}, "other", "http://10.0.0.7:8123"),  # without a proxy
+    ({"host": "10.0.0.9", "port": 8123}, "other", "http://10.0.0.9:8123"),  # a balancer's
+    ({}, "other", "http://127.0.0.1:8000"),  # Serve's own defaults
+    ({"ssl_certfile": "c", "ssl_keyfile": "k"}, "mine", "https://127.0.0.1:8000"),
 )
 def test_on_a_cluster_the_address_is_that_of_the_serve_that_runs(options, node, answers):
     asked = ServeConfig.read(default_config()).changed(http={"port": 9999}, grpc_port=9998)

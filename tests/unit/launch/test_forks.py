@@ -21,6 +21,7 @@ from app.launch import forks
 from app.launch.fork_client import PUBLISHING, SOCKET_VARIABLE, request
 from app.telemetry.export import FLUSH_EVERY_S
 from app.telemetry.metrics import QUEUE_EVERY_S
+from tests.support.cases import cases
 
 # What a process can tell of itself; then it ends as it is told to.
 SCRIPT = """\
@@ -97,12 +98,10 @@ def test_a_fork_is_the_process_that_was_to_be_started(server, script, tmp_path):
     assert {key: reply[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("key", "signals", "change"),
-    [
-        ("blocked", [signal.SIGINT], (signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT})),
-        ("ignored", ["SIGHUP"], (signal.signal, signal.SIGHUP, signal.SIG_IGN)),
-    ],
+@cases(
+    "key, signals, change",
+    ("blocked", [signal.SIGINT], (signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT})),
+    ("ignored", ["SIGHUP"], (signal.signal, signal.SIGHUP, signal.SIG_IGN)),
 )
 def test_signals_stay_blocked_and_ignored(server, script, key, signals, change):
     """As nohup has it: the hang-up of a terminal is for none of Ray's processes."""

@@ -35,6 +35,7 @@ from app.launch.haproxy import (
 from app.launch.haproxy_rules import EX_CONFIG
 from app.launch.run_folder import fast_serve
 from app.launch.serve_options import sets_of
+from tests.support.cases import cases
 from tests.support.certificates import Signed
 from tests.support.configurations import GOOD
 from tests.support.haproxy_configs import CONFIG, PORTS, write_serves_config
@@ -96,14 +97,12 @@ def test_the_command_becomes_haproxy(tmp_path: Path) -> None:
     assert "timeout http-request 10s" in text
 
 
-@pytest.mark.parametrize(
-    ("line", "lost"),
-    [
-        ("    bind :9101\n", "metrics and statistics away from other machines"),
-        ("defaults\n", "time limit of headers"),
-        ("backend http-tandem\n", "backends named by protocol and application"),
-        (None, "every edit: [Errno 21] Is a directory"),
-    ],
+@cases(
+    "line, lost",
+    ("    bind :9101\n", "metrics and statistics away from other machines"),
+    ("defaults\n", "time limit of headers"),
+    ("backend http-tandem\n", "backends named by protocol and application"),
+    (None, "every edit: [Errno 21] Is a directory"),
 )
 def test_haproxy_is_not_started_without_an_edit(command, tmp_path, line, lost):
     """The other lines that edits look for: test_haproxy_rules.py."""
@@ -288,16 +287,14 @@ def test_haproxy_leaves_it_to_the_gateway_to_refuse_one_of_several_sets(
     assert f"set-var(txn.limit) int({limit})" in text
 
 
-@pytest.mark.parametrize(
-    ("host", "url", "is_on_loopback"),
-    [
-        ("::1", "http://[::1]:8000", True),
-        ("::", "http://[::1]:8000", False),
-        ("0.0.0.0", "http://127.0.0.1:8000", False),
-        ("127.0.0.2", "http://127.0.0.2:8000", True),
-        ("localhost", "http://localhost:8000", True),
-        ("10.0.0.7", "http://10.0.0.7:8000", False),
-    ],
+@cases(
+    "host, url, is_on_loopback",
+    ("::1", "http://[::1]:8000", True),
+    ("::", "http://[::1]:8000", False),
+    ("0.0.0.0", "http://127.0.0.1:8000", False),
+    ("127.0.0.2", "http://127.0.0.2:8000", True),
+    ("localhost", "http://localhost:8000", True),
+    ("10.0.0.7", "http://10.0.0.7:8000", False),
 )
 def test_where_this_machine_reaches_the_service(host: str, url: str, is_on_loopback: bool) -> None:
     config = at_host(host)
@@ -310,13 +307,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REACHED = ("0.0.0.0", "::", "10.0.0.7", "127.0.0.1.example")  # by other machines
 
 
-@pytest.mark.parametrize(
-    ("host", "is_joining", "says"),
-    [
-        *((host, False, None) for host in LOOPBACK),
-        *((host, False, f"listens on {host}: callers of other machines") for host in REACHED),
-        ("127.0.0.1", True, "with --address"),
-    ],
+@cases(
+    "host, is_joining, says",
+    *((host, False, None) for host in LOOPBACK),
+    *((host, False, f"listens on {host}: callers of other machines") for host in REACHED),
+    ("127.0.0.1", True, "with --address"),
 )
 def test_shared_memory_is_for_a_listener_on_loopback(host, is_joining, says):
     config = SHIPPED.changed(http={"host": host})
@@ -367,15 +362,13 @@ def test_serves_own_proxy_asks_no_client_for_a_certificate(
         put_haproxy_in_front(config, command, is_joining=is_joining)
 
 
-@pytest.mark.parametrize(
-    ("variables", "more", "says"),
-    [
-        ({"AIP_HEALTH_ROUTE": "/health"}, {}, "are paths of tandem serve's own HAProxy"),
-        ({"AIP_PREDICT_ROUTE": "/a:predict"}, {}, "are paths of tandem serve's own HAProxy"),
-        ({"AIP_PREDICT_ROUTE": "predict"}, {}, "AIP_PREDICT_ROUTE is 'predict': a path is wanted"),
-        ({"AIP_HEALTH_ROUTE": "/a } or { path /"}, {}, "a path is wanted, such as /health"),
-        ({}, {"proxy_protocol": True}, "Serve's proxy does not read it"),
-    ],
+@cases(
+    "variables, more, says",
+    ({"AIP_HEALTH_ROUTE": "/health"}, {}, "are paths of tandem serve's own HAProxy"),
+    ({"AIP_PREDICT_ROUTE": "/a:predict"}, {}, "are paths of tandem serve's own HAProxy"),
+    ({"AIP_PREDICT_ROUTE": "predict"}, {}, "AIP_PREDICT_ROUTE is 'predict': a path is wanted"),
+    ({"AIP_HEALTH_ROUTE": "/a } or { path /"}, {}, "a path is wanted, such as /health"),
+    ({}, {"proxy_protocol": True}, "Serve's proxy does not read it"),
 )
 @pytest.mark.parametrize(("is_joining", "haproxy"), [(True, "1"), (False, "0")])
 def test_what_only_our_haproxy_does_is_refused_without_it(

@@ -18,6 +18,7 @@ from app.launch.checks import METRICS_PORT
 from app.launch.config import ServeConfig
 from app.launch.haproxy import MAX_CONNECTIONS
 from app.launch.log_and_metrics import LIVE_PATH
+from tests.support.cases import cases
 from tests.support.client_environments import KSERVE
 from tests.support.command_line import options_of
 from tests.support.custom_resources import KINDS, kubernetes_parts
@@ -79,20 +80,18 @@ def test_every_resource_is_valid(folder: str, version: str) -> None:
     assert documents or folder == "kserve"
 
 
-@pytest.mark.parametrize(
-    ("folder", "kind", "path"),
-    [
-        ("base", "Deployment", "spec.template.spec.containers.0.readinessProbe.timeout"),
-        ("base", "NetworkPolicy", "spec.ingres"),
-        ("kuberay", "RayService", "spec.excludeHeadPodFromService"),
-        ("kuberay", "RayService", "spec.rayClusterConfig.authOption"),
-        ("kuberay", "RayService", "spec.rayClusterConfig.workerGroupSpecs.0.template.spec.volume"),
-        ("rayjob", "RayJob", "spec.ttlSeconds"),
-        ("rayjob", "RayJob", "spec.rayClusterSpec.headGroupSpec.rayParams"),
-        ("rayjob", "RayJob", "spec.submitterPodTemplate.spec.restart"),
-        ("monitoring", "PodMonitor", "spec.podMetricsEndpoints.0.intervall"),
-        ("monitoring", "PrometheusRule", "spec.groups.0.rules.0.expression"),
-    ],
+@cases(
+    "folder, kind, path",
+    ("base", "Deployment", "spec.template.spec.containers.0.readinessProbe.timeout"),
+    ("base", "NetworkPolicy", "spec.ingres"),
+    ("kuberay", "RayService", "spec.excludeHeadPodFromService"),
+    ("kuberay", "RayService", "spec.rayClusterConfig.authOption"),
+    ("kuberay", "RayService", "spec.rayClusterConfig.workerGroupSpecs.0.template.spec.volume"),
+    ("rayjob", "RayJob", "spec.ttlSeconds"),
+    ("rayjob", "RayJob", "spec.rayClusterSpec.headGroupSpec.rayParams"),
+    ("rayjob", "RayJob", "spec.submitterPodTemplate.spec.restart"),
+    ("monitoring", "PodMonitor", "spec.podMetricsEndpoints.0.intervall"),
+    ("monitoring", "PrometheusRule", "spec.groups.0.rules.0.expression"),
 )
 def test_the_check_is_strict(folder: str, kind: str, path: str) -> None:
     document = json.loads(json.dumps(of_kind(folder, kind)[0]))

@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from app.launch.forks import MODULES
+from tests.support.cases import cases
 
 SCRIPT = """
 import importlib, sys, threading
@@ -22,15 +21,13 @@ print("threads", len(threading.enumerate()))
 OF_CI = ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV")
 
 
-@pytest.mark.parametrize(
+@cases(
     "modules",
-    [
-        ("models.openvino_network",),  # tandem models verify, bench --limit, every replica
-        ("app.main", "app.launch.serve"),
-        ("calibration.sets.import_network",),  # imports openvino alone
-        ("calibration.quantization.quantize",),  # nncf too
-        tuple(name for name in MODULES if name != "tqdm.auto"),  # may not be installed
-    ],
+    ("models.openvino_network",),  # tandem models verify, bench --limit, every replica
+    ("app.main", "app.launch.serve"),
+    ("calibration.sets.import_network",),  # imports openvino alone
+    ("calibration.quantization.quantize",),  # nncf too
+    tuple(name for name in MODULES if name != "tqdm.auto"),  # may not be installed
     ids=lambda modules: modules[-1],
 )
 def test_an_import_looks_nothing_up_and_leaves_one_thread(modules, tmp_path):

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.support.cases import cases
 from tests.support.http_server import FakeServer
 from tests.support.manifests import FOLDERS, rendered
 from tests.support.published_resources import PUBLISHED, UnreachableError, fetch, mistakes
@@ -64,21 +65,19 @@ def test_a_definition_is_fetched_and_a_resource_fits_it(server: FakeServer) -> N
     assert server.requests == [("/thing.yaml", b"")]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "says"),
-    [
-        ("spec.sise", 2, r"\$\.spec: .*'sise' was unexpected"),
-        ("spec.parts.0.nam", "x", r"\$\.spec\.parts\[0\]: .*'nam' was unexpected"),
-        ("spec.empty", {"field": 1}, r"\$\.spec\.empty: .*'field' was unexpected"),
-        ("spec.labels.a", 1, r"\$\.spec\.labels\.a: 1 is not of type 'string'"),
-        ("spec.size", "2", r"\$\.spec\.size: '2' is not of type 'integer'"),
-        ("spec.size", 0, r"\$\.spec\.size: 0 is less than"),
-        ("spec.size", None, r"\$\.spec\.size: None is not of type 'integer'"),
-        ("spec.interval", "soon", r"\$\.spec\.interval: 'soon' does not match"),
-        ("spec.colour", "green", r"\$\.spec\.colour: 'green' is not one of"),
-        ("status", {}, r"\$: .*'status' was unexpected"),
-        ("spec", {}, r"\$\.spec: 'size' is a required property"),
-    ],
+@cases(
+    "path, value, says",
+    ("spec.sise", 2, r"\$\.spec: .*'sise' was unexpected"),
+    ("spec.parts.0.nam", "x", r"\$\.spec\.parts\[0\]: .*'nam' was unexpected"),
+    ("spec.empty", {"field": 1}, r"\$\.spec\.empty: .*'field' was unexpected"),
+    ("spec.labels.a", 1, r"\$\.spec\.labels\.a: 1 is not of type 'string'"),
+    ("spec.size", "2", r"\$\.spec\.size: '2' is not of type 'integer'"),
+    ("spec.size", 0, r"\$\.spec\.size: 0 is less than"),
+    ("spec.size", None, r"\$\.spec\.size: None is not of type 'integer'"),
+    ("spec.interval", "soon", r"\$\.spec\.interval: 'soon' does not match"),
+    ("spec.colour", "green", r"\$\.spec\.colour: 'green' is not one of"),
+    ("status", {}, r"\$: .*'status' was unexpected"),
+    ("spec", {}, r"\$\.spec: 'size' is a required property"),
 )
 def test_what_a_definition_lacks_is_a_mistake(path: str, value: Any, says: str) -> None:
     document = copy.deepcopy(THING)

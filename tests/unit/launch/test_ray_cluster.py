@@ -253,13 +253,11 @@ def test_a_cluster_is_joined_and_left(calls, head, error):
 DIED = "Initialization failure from server:\nTraceback\nRuntimeError: it has ended"
 
 
-@pytest.mark.parametrize(
-    ("error", "says", "attempts"),
-    [
-        (ConnectionError("refused"), r"no Ray cluster at \S+: refused; .*ray start", 1),
-        (ConnectionError(DIED), r"no Ray cluster at \S+: RuntimeError: it has ended; st", None),
-        (RuntimeError("Version mismatch"), r"cannot join .* at \S+: Version mismatch", 1),
-    ],
+@cases(
+    "error, says, attempts",
+    (ConnectionError("refused"), r"no Ray cluster at \S+: refused; .*ray start", 1),
+    (ConnectionError(DIED), r"no Ray cluster at \S+: RuntimeError: it has ended; st", None),
+    (RuntimeError("Version mismatch"), r"cannot join .* at \S+: Version mismatch", 1),
 )
 def test_a_cluster_that_is_not_joined(monkeypatch, head, error, says, attempts):
     calls: list[int] = []
@@ -390,14 +388,12 @@ def _same_handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_same_handlers")
-@pytest.mark.parametrize(
-    ("number", "is_ignored", "is_ours"),
-    [
-        *((number, False, True) for number in ray_cluster.SIGNALS),
-        (signal.SIGHUP, True, False),  # as nohup has it
-        (signal.SIGINT, True, True),  # a script's "&" ignores it, which "kill" may send after all
-        (signal.SIGTERM, True, True),
-    ],
+@cases(
+    "number, is_ignored, is_ours",
+    *((number, False, True) for number in ray_cluster.SIGNALS),
+    (signal.SIGHUP, True, False),  # as nohup has it
+    (signal.SIGINT, True, True),  # a script's "&" ignores it, which "kill" may send after all
+    (signal.SIGTERM, True, True),
 )
 def test_each_asks_and_has_its_handler_back_afterwards(number, is_ignored, is_ours):
     if is_ignored:

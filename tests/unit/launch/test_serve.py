@@ -17,6 +17,7 @@ from app.launch.config import ServeConfig, default_config
 from app.launch.deploy import client_of, wants_key
 from app.launch.serve_options import ServeOptions
 from app.setting_values import ApiKeyError
+from tests.support.cases import cases
 from tests.support.configurations import GOOD
 
 
@@ -130,21 +131,19 @@ def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("OTEL_PROPAGATORS", "b4", "no propagator 'b4' is installed, but b3, b3multi, baggage, "),
-        ("OTEL_PROPAGATORS", "tracecontext, datadog", "no propagator 'datadog' is installed: "),
-        ("OTEL_PYTHON_CONTEXT", "mine", "no context 'mine' is installed"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "a number of seconds is wanted, without a unit"),
-        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1m", "a number of seconds is wanted"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "gzip or deflate or none is wanted"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "grpc or http/protobuf is wanted"),
-        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "a whole number is wanted"),
-        ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1", "a whole number is wanted"),
-        ("PYTHONOPTIMIZE", "2", "Ray's processes do not start without docstrings"),
-        ("OTEL_PROPAGATORS", "", None),
-    ],
+@cases(
+    "name, value, says",
+    ("OTEL_PROPAGATORS", "b4", "no propagator 'b4' is installed, but b3, b3multi, baggage, "),
+    ("OTEL_PROPAGATORS", "tracecontext, datadog", "no propagator 'datadog' is installed: "),
+    ("OTEL_PYTHON_CONTEXT", "mine", "no context 'mine' is installed"),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "a number of seconds is wanted, without a unit"),
+    ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1m", "a number of seconds is wanted"),
+    ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "gzip or deflate or none is wanted"),
+    ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "grpc or http/protobuf is wanted"),
+    ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "a whole number is wanted"),
+    ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1", "a whole number is wanted"),
+    ("PYTHONOPTIMIZE", "2", "Ray's processes do not start without docstrings"),
+    ("OTEL_PROPAGATORS", "", None),
 )
 def test_one_that_cannot_be_used(monkeypatch, name, value, says):
     """An empty one is not set."""
@@ -170,18 +169,16 @@ def test_a_propagator_whose_extra_is_not_installed(monkeypatch, name, extra):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("OTEL_PROPAGATORS", "tracecontext,baggage"),
-        ("OTEL_PROPAGATORS", "b3multi, xray"),
-        ("OTEL_PROPAGATORS", "none"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "2.5"),
-        ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
-        ("OTEL_SPAN_LINK_COUNT_LIMIT", "12"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
-    ],
+@cases(
+    "name, value",
+    ("OTEL_PROPAGATORS", "tracecontext,baggage"),
+    ("OTEL_PROPAGATORS", "b3multi, xray"),
+    ("OTEL_PROPAGATORS", "none"),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "2.5"),
+    ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip"),
+    ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
+    ("OTEL_SPAN_LINK_COUNT_LIMIT", "12"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
 )
 def test_one_that_can(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
@@ -199,17 +196,15 @@ def test_what_is_left_is_what_opentelemetry_can_be_imported_with() -> None:
     assert run_python(script, **dict.fromkeys(names, "x")) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variable", "exporter", "is_on"),
-    [
-        ({}, None, OURS, False),
-        ({"trace_endpoint": ENDPOINT}, None, OURS, True),
-        ({}, "OTEL_EXPORTER_OTLP_ENDPOINT", OURS, True),
-        ({}, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", OURS, True),
-        ({"trace_exporter": "jaeger"}, None, OURS, True),  # to an agent of this machine
-        ({"trace_exporter": "none", "trace_endpoint": ENDPOINT}, None, OURS, False),
-        ({}, None, "mine:span_processors", True),  # the user's own: the settings do not reach it
-    ],
+@cases(
+    "arguments, variable, exporter, is_on",
+    ({}, None, OURS, False),
+    ({"trace_endpoint": ENDPOINT}, None, OURS, True),
+    ({}, "OTEL_EXPORTER_OTLP_ENDPOINT", OURS, True),
+    ({}, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", OURS, True),
+    ({"trace_exporter": "jaeger"}, None, OURS, True),  # to an agent of this machine
+    ({"trace_exporter": "none", "trace_endpoint": ENDPOINT}, None, OURS, False),
+    ({}, None, "mine:span_processors", True),  # the user's own: the settings do not reach it
 )
 def test_tracing_is_off_if_nobody_gets_the_spans(monkeypatch, arguments, variable, exporter, is_on):
     if variable is not None:

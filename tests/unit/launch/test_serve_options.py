@@ -29,6 +29,7 @@ from app.launch.serve_options import (
 )
 from app.settings import Settings
 from models.record import YamlError
+from tests.support.cases import cases
 from tests.support.command_line import tandem
 from tests.support.configurations import GOOD, write
 from tests.support.services.live_service import ROOT, TANDEM
@@ -121,18 +122,16 @@ def test_a_hosts_port_unless_a_flag_or_our_variable_says_another(monkeypatch, na
             read_config(ServeOptions())
 
 
-@pytest.mark.parametrize(
-    ("in_file", "variables", "flag", "sets", "source"),
-    [
-        ("model_sets: [a, b]", {}, None, ["a", ["a", "b"]], None),
-        ("max_files: 1", {}, None, ["imagenette", None], "default"),
-        ("model_set: c", {}, "a,b", ["a", ["a", "b"]], "--model-set"),
-        ("model_sets: [a, b]", {}, "c", ["c", None], "--model-set"),
-        ("model_set: c", {"MODEL_SETS": "[a,b]"}, None, ["a", ["a", "b"]], "TANDEM_MODEL_SETS"),
-        ("model_sets: [a, b]", {"MODEL_SET": "c"}, None, ["c", None], "TANDEM_MODEL_SET"),
-        ("model_set: c", {"MODEL_SET": "a,b"}, None, ["a", ["a", "b"]], "TANDEM_MODEL_SET"),
-        ("model_set: d", {"MODEL_SETS": "[a,b]"}, "c", ["c", None], "--model-set"),
-    ],
+@cases(
+    "in_file, variables, flag, sets, source",
+    ("model_sets: [a, b]", {}, None, ["a", ["a", "b"]], None),
+    ("max_files: 1", {}, None, ["imagenette", None], "default"),
+    ("model_set: c", {}, "a,b", ["a", ["a", "b"]], "--model-set"),
+    ("model_sets: [a, b]", {}, "c", ["c", None], "--model-set"),
+    ("model_set: c", {"MODEL_SETS": "[a,b]"}, None, ["a", ["a", "b"]], "TANDEM_MODEL_SETS"),
+    ("model_sets: [a, b]", {"MODEL_SET": "c"}, None, ["c", None], "TANDEM_MODEL_SET"),
+    ("model_set: c", {"MODEL_SET": "a,b"}, None, ["a", ["a", "b"]], "TANDEM_MODEL_SET"),
+    ("model_set: d", {"MODEL_SETS": "[a,b]"}, "c", ["c", None], "--model-set"),
 )
 def test_a_set_and_several_have_the_source_that_decided_both(
     monkeypatch, tmp_path, in_file, variables, flag, sets, source
@@ -152,14 +151,12 @@ def test_a_set_and_several_have_the_source_that_decided_both(
 BOTH = "{tiny@aaaaaaaaaaaa: 60, tiny@bbbbbbbbbbbb: 40}"
 
 
-@pytest.mark.parametrize(
-    ("in_file", "variables", "source"),
-    [
-        (f"traffic: {BOTH}", {}, None),
-        (f"model_set: tiny\n      traffic: {BOTH}", {}, None),
-        ("model_set: tiny", {"TRAFFIC": BOTH}, "TANDEM_TRAFFIC"),
-        (f"traffic: {BOTH}", {"MODEL_SET": "tiny"}, None),
-    ],
+@cases(
+    "in_file, variables, source",
+    (f"traffic: {BOTH}", {}, None),
+    (f"model_set: tiny\n      traffic: {BOTH}", {}, None),
+    ("model_set: tiny", {"TRAFFIC": BOTH}, "TANDEM_TRAFFIC"),
+    (f"traffic: {BOTH}", {"MODEL_SET": "tiny"}, None),
 )
 def test_traffic_decides_the_set(monkeypatch, tmp_path, in_file, variables, source):
     config = edited_config(tmp_path, "model_set: imagenette", in_file)
@@ -197,18 +194,16 @@ def test_no_other_reader_of_a_file_takes_variables(monkeypatch):
     assert settings_of_environment() == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("CACHE_MIB", "many", "with TANDEM_CACHE_MIB: cache_mib: Input should be a valid integer"),
-        ("DEFAULT_TOP_K", "x", "unable to parse string as an integer, not 'x'"),
-        ("BATCH_SIZES", "3", "batch_sizes: Input should be a list, as [A, B], not '3'"),
-        ("PRECISION", "INT4", "TANDEM_PRECISION: precision: Input should be"),
-        ("MAX_BODY_BYTES", "999999999", "max_bytes_in_flight is 268435456"),
-        ("REQUEST_TIMEOUT_S", "40", "Gateway has a graceful_shutdown_timeout_s of 12"),
-        ("CACHE", "redis://:secret@host", "cache is no address of a Redis"),
-        ("BATCH_SIZES", "[1, 4", "TANDEM_BATCH_SIZES is not YAML"),
-    ],
+@cases(
+    "name, text, says",
+    ("CACHE_MIB", "many", "with TANDEM_CACHE_MIB: cache_mib: Input should be a valid integer"),
+    ("DEFAULT_TOP_K", "x", "unable to parse string as an integer, not 'x'"),
+    ("BATCH_SIZES", "3", "batch_sizes: Input should be a list, as [A, B], not '3'"),
+    ("PRECISION", "INT4", "TANDEM_PRECISION: precision: Input should be"),
+    ("MAX_BODY_BYTES", "999999999", "max_bytes_in_flight is 268435456"),
+    ("REQUEST_TIMEOUT_S", "40", "Gateway has a graceful_shutdown_timeout_s of 12"),
+    ("CACHE", "redis://:secret@host", "cache is no address of a Redis"),
+    ("BATCH_SIZES", "[1, 4", "TANDEM_BATCH_SIZES is not YAML"),
 )
 def test_a_bad_value_names_its_variable(monkeypatch, name, text, says):
     monkeypatch.setenv(f"TANDEM_{name}", text)
@@ -219,15 +214,13 @@ def test_a_bad_value_names_its_variable(monkeypatch, name, text, says):
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("TANDEM_MODELSET", "did you mean TANDEM_MODEL_SET?"),
-        ("TANDEM_CACHE_MB", "did you mean TANDEM_CACHE_MIB?"),
-        ("TANDEM_PROT", "did you mean TANDEM_PORT?"),
-        ("TANDEM_QQQ", "--print-config names all"),
-        ("TANDEM_AFFINITY", "leave it out. Whole num_cpus"),
-    ],
+@cases(
+    "name, hint",
+    ("TANDEM_MODELSET", "did you mean TANDEM_MODEL_SET?"),
+    ("TANDEM_CACHE_MB", "did you mean TANDEM_CACHE_MIB?"),
+    ("TANDEM_PROT", "did you mean TANDEM_PORT?"),
+    ("TANDEM_QQQ", "--print-config names all"),
+    ("TANDEM_AFFINITY", "leave it out. Whole num_cpus"),
 )
 def test_an_unknown_variable_is_warned_of(monkeypatch, name, hint):
     monkeypatch.setenv(name, "secret")

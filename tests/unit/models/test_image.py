@@ -35,6 +35,7 @@ from models.image import (
 from models.image_files import default_picture
 from models.image_geometry import Axis, CropSource, common_region
 from models.record import ImageRecord
+from tests.support.cases import cases
 from tests.support.image_cases import CASES, FURTHER, SIDE, Case
 from tests.support.images import (
     difference,
@@ -156,15 +157,13 @@ def webp_canvas() -> bytes:
     return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
 
 
-@pytest.mark.parametrize(
-    ("data", "size"),
-    [
-        (resized_header(65_000, 65_000), "65000 x 65000"),
-        (make_png(65_000, 65_000, 8, 2, png_chunk(b"IDAT", bytes(2000))), "65000 x 65000"),
-        (make_png(2**31 - 1, 2**31 - 1, 16, 6, png_chunk(b"IDAT", b"")), "2147483647 x"),
-        (make_png(2**20 + 1, 1, 8, 0, png_chunk(b"IDAT", b"")), "1048577 x 1 pixels; at most 1,0"),
-        (webp_canvas(), "16777216 x 16777216"),
-    ],
+@cases(
+    "data, size",
+    (resized_header(65_000, 65_000), "65000 x 65000"),
+    (make_png(65_000, 65_000, 8, 2, png_chunk(b"IDAT", bytes(2000))), "65000 x 65000"),
+    (make_png(2**31 - 1, 2**31 - 1, 16, 6, png_chunk(b"IDAT", b"")), "2147483647 x"),
+    (make_png(2**20 + 1, 1, 8, 0, png_chunk(b"IDAT", b"")), "1048577 x 1 pixels; at most 1,0"),
+    (webp_canvas(), "16777216 x 16777216"),
     ids=["JPEG", "PNG bomb", "largest PNG", "side", "WebP"],
 )
 def test_huge_headers_are_refused_before_decoding(monkeypatch, data, size):
@@ -191,14 +190,12 @@ def test_by_default_16_mebipixels_are_decoded_in_full_and_no_more():
             check_image(data, RULE)
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "full_pixels"),
-    [
-        ("PNG", (1000, 800), 800_000),
-        ("WEBP", (1000, 800), 800_000),
-        ("JPEG", (1000, 800), 50_000),  # decoded at a quarter of its sides
-        ("JPEG", (3000, 100), 300_000),  # too narrow for that
-    ],
+@cases(
+    "kind, size, full_pixels",
+    ("PNG", (1000, 800), 800_000),
+    ("WEBP", (1000, 800), 800_000),
+    ("JPEG", (1000, 800), 50_000),  # decoded at a quarter of its sides
+    ("JPEG", (3000, 100), 300_000),  # too narrow for that
 )
 def test_only_what_cannot_be_reduced_has_the_lower_limit(kind, size, full_pixels):
     data = encode(make_scene(*size), kind)

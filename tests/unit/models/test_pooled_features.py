@@ -12,6 +12,7 @@ from models.openvino_network import (
     pooled_features,
     with_head,
 )
+from tests.support.cases import cases
 from tests.support.drawn_networks import random_model
 
 SIZE, WIDTH, CLASSES = 8, 5, 4
@@ -137,12 +138,10 @@ def around(of):
     return ops.concat([ops.softmax(scored(features), 1), features], axis=1)
 
 
-@pytest.mark.parametrize(
-    ("ending", "said"),
-    [
-        (three_by_three, "is a Convolution of 3 x 3"),
-        (lambda of: ops.matmul(mean_of_rows(of), HEAD, False, False), r"takes \[\?,8,5\]"),
-    ],
+@cases(
+    "ending, said",
+    (three_by_three, "is a Convolution of 3 x 3"),
+    (lambda of: ops.matmul(mean_of_rows(of), HEAD, False, False), r"takes \[\?,8,5\]"),
 )
 def test_a_network_without_a_place_to_cut_says_which_layer_was_looked_for(ending, said):
     with pytest.raises(ModelSetError, match=said) as caught:

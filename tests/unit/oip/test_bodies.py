@@ -179,23 +179,21 @@ def test_parameters_that_make_no_sense(name, value):
         _ = request.timeout_s, request.priority, request.threshold, request.plan
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        (
-            {"instances": [{"b64": ""}] * 2},
-            {
-                "predictions": [
-                    {"probabilities": ROWS[0], "label": ["a", "b"]},
-                    {"probabilities": ROWS[1], "label": ["b"]},
-                ]
-            },
-        ),
-        (
-            {"inputs": {"image": [{"b64": ""}] * 2}},
-            {"outputs": {"probabilities": ROWS, "label": [["a", "b"], ["b", ""]]}},
-        ),
-    ],
+@cases(
+    "asked, expected",
+    (
+        {"instances": [{"b64": ""}] * 2},
+        {
+            "predictions": [
+                {"probabilities": ROWS[0], "label": ["a", "b"]},
+                {"probabilities": ROWS[1], "label": ["b"]},
+            ]
+        },
+    ),
+    (
+        {"inputs": {"image": [{"b64": ""}] * 2}},
+        {"outputs": {"probabilities": ROWS, "label": [["a", "b"], ["b", ""]]}},
+    ),
 )
 def test_rows_lose_what_fills_them_and_columns_are_arrays(asked: Any, expected: Any) -> None:
     """As several labels of an image: empty ones fill the shorter row."""

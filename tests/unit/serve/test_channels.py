@@ -20,6 +20,7 @@ from app.serve import channels
 from app.serve.replica import classify_many
 from app.serve.set_stages import RemoteMember
 from app.serve.shared_calls import read_call
+from tests.support.cases import cases
 from tests.support.channels import APP, WITHIN_S, Node, Waiting, echo, listener, until
 from tests.support.fakes import FakeMember, handle_of
 from tests.support.hand_clock import HandClock
@@ -271,13 +272,11 @@ HELLO = (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "raised", "says"),
-    [
-        (OverloadedError("no room", 3), OverloadedError, "no room"),
-        (ZeroDivisionError("a secret of the replica"), NotReadyError, "ZeroDivisionError"),
-        (asyncio.CancelledError(), NotReadyError, "try again"),  # the replica itself ends it
-    ],
+@cases(
+    "error, raised, says",
+    (OverloadedError("no room", 3), OverloadedError, "no room"),
+    (ZeroDivisionError("a secret of the replica"), NotReadyError, "ZeroDivisionError"),
+    (asyncio.CancelledError(), NotReadyError, "try again"),  # the replica itself ends it
 )
 async def test_an_error_of_ours_comes_as_it_was_raised(node, caplog, error, raised, says):
     async def fail(_: bytes) -> bytes:

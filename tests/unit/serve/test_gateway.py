@@ -26,6 +26,7 @@ from tandem_client.answers import classification_of
 from tandem_client.exchange import Options
 from tandem_client.grpc_client import _outcomes
 from tests.support import fakes
+from tests.support.cases import cases
 from tests.support.fakes import FakeCombiner, FakeDecoder, FakeMember, handle_of
 from tests.support.grpc_contexts import context_of, stalled_stream, stream_of
 from tests.support.open_inference import images
@@ -146,12 +147,10 @@ async def test_a_step_of_a_plan_has_the_bound_of_its_own(
         assert (answer["skipped_members"], "no_sure" in answer) == (["unsure"], told[0] is None)
 
 
-@pytest.mark.parametrize(
-    ("trust", "sure", "why"),
-    [
-        ((), None, "tiny has no measured bound for unsure alone"),
-        ((SubsetRecord(members=("unsure",), sure=SURE),), True, None),
-    ],
+@cases(
+    "trust, sure, why",
+    ((), None, "tiny has no measured bound for unsure alone"),
+    ((SubsetRecord(members=("unsure",), sure=SURE),), True, None),
 )
 async def test_a_degraded_answer_has_the_bound_of_those_who_answered(tmp_path, trust, sure, why):
     gains = {"sure": 8.0, "unsure": 4.0}
@@ -166,13 +165,11 @@ async def test_a_degraded_answer_has_the_bound_of_those_who_answered(tmp_path, t
     assert (answer["degraded"], answer.get("sure"), answer.get("no_sure")) == (True, sure, why)
 
 
-@pytest.mark.parametrize(
-    ("settings", "plan", "sets"),
-    [
-        ({}, "tiny has no fast plan; tandem evaluate", "--sure-at 0.95 measures their bound"),
-        ({"weights": {"sure": 1.0}}, "the setting weights replaces", "of the setting weights"),
-        ({"combine": f"{OWN}:vote"}, "the service's own combine", "the service's own combine"),
-    ],
+@cases(
+    "settings, plan, sets",
+    ({}, "tiny has no fast plan; tandem evaluate", "--sure-at 0.95 measures their bound"),
+    ({"weights": {"sure": 1.0}}, "the setting weights replaces", "of the setting weights"),
+    ({"combine": f"{OWN}:vote"}, "the service's own combine", "the service's own combine"),
 )
 async def test_what_is_not_offered_says_why(tmp_path, settings, plan, sets):
     folder = write_tiny_set(tmp_path / "tiny", gains={"sure": 8.0, "unsure": 4.0})

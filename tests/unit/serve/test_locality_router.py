@@ -9,6 +9,7 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 
 from app.serve import locality_router
 from app.serve.channels import SUSPECT_AFTER_S, known_replicas, note_silent
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 
 
@@ -19,15 +20,13 @@ def ranks(queues: dict[str, int | None]) -> list[list[str]]:
     return locality_router.rank_replicas(near, far, queues.__getitem__)
 
 
-@pytest.mark.parametrize(
-    ("near", "far", "ranked"),
-    [
-        *((queue, queue, [["near"], ["far"]]) for queue in (0, 3, 60)),
-        (4 + locality_router.LOCALITY_SLACK, 4, [["near"], ["far"]]),
-        (5 + locality_router.LOCALITY_SLACK, 4, [["far"], ["near"]]),  # beyond the slack
-        (None, 0, [["near", "far"]]),  # not known: both are asked
-        (0, None, [["near", "far"]]),
-    ],
+@cases(
+    "near, far, ranked",
+    *((queue, queue, [["near"], ["far"]]) for queue in (0, 3, 60)),
+    (4 + locality_router.LOCALITY_SLACK, 4, [["near"], ["far"]]),
+    (5 + locality_router.LOCALITY_SLACK, 4, [["far"], ["near"]]),  # beyond the slack
+    (None, 0, [["near", "far"]]),  # not known: both are asked
+    (0, None, [["near", "far"]]),
 )
 def test_the_near_one_is_called_within_the_slack(near, far, ranked) -> None:
     assert ranks({"near": near, "far": far}) == ranked

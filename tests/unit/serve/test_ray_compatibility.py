@@ -33,6 +33,7 @@ from app.serve.ray_compatibility import (
     check_ray,
 )
 from app.settings import Settings
+from tests.support.cases import cases
 from tests.support.tiny_networks import write_tiny_set
 
 ROOT = Path(__file__).parents[3]
@@ -110,12 +111,10 @@ def test_an_older_version_is_refused_before_its_names_are_looked_up(monkeypatch,
         check_ray([feature(RayName("ray.serve", "nothing"), is_required=True)])
 
 
-@pytest.mark.parametrize(
-    ("version", "is_newer"),
-    [
-        *((version, True) for version in ("2.61.0", "2.100.0rc1", "3.0.0")),
-        *((version, False) for version in ("2.59.1", "2.60.0", "2.60.7")),
-    ],
+@cases(
+    "version, is_newer",
+    *((version, True) for version in ("2.61.0", "2.100.0rc1", "3.0.0")),
+    *((version, False) for version in ("2.59.1", "2.60.0", "2.60.7")),
 )
 def test_a_newer_version_is_served_with_and_warned_of(monkeypatch, version, is_newer):
     monkeypatch.setattr(ray_compatibility, "version", lambda _: version)

@@ -24,6 +24,7 @@ from app.serve.channels import ChannelServer, address_of, connected
 from app.serve.ray_compatibility import GRPC_OPTIONS, check_ray
 from app.settings import Settings
 from app.telemetry.export import pipeline
+from tests.support.cases import cases
 from tests.support.certificates import Root
 from tests.support.fakes import FakeService
 from tests.support.grpc_replica import grpc_replica
@@ -260,14 +261,12 @@ async def listening_on(address: str, *credentials: grpc.ServerCredentials) -> st
     return str(ip).removeprefix("::ffff:")
 
 
-@pytest.mark.parametrize(
-    ("node_address", "is_ray", "address", "listens"),
-    [
-        ("127.0.0.1", True, "[::]:0", "127.0.0.1"),
-        ("127.0.0.1", True, "127.0.0.2:0", "127.0.0.2"),  # that somebody chose
-        ("10.0.0.7", True, "[::]:0", "::"),  # a node of a cluster
-        ("127.0.0.1", False, "[::]:0", "::"),  # outside Ray
-    ],
+@cases(
+    "node_address, is_ray, address, listens",
+    ("127.0.0.1", True, "[::]:0", "127.0.0.1"),
+    ("127.0.0.1", True, "127.0.0.2:0", "127.0.0.2"),  # that somebody chose
+    ("10.0.0.7", True, "[::]:0", "::"),  # a node of a cluster
+    ("127.0.0.1", False, "[::]:0", "::"),  # outside Ray
 )
 async def test_a_node_on_loopback(
     node, monkeypatch, tmp_path, node_address, is_ray, address, listens

@@ -25,6 +25,7 @@ from app.settings import Settings
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from models.model_set import ModelSet
+from tests.support.cases import cases
 from tests.support.open_inference import binary_request, elements, outputs_of
 from tests.support.several_sets import FIRST, SECOND, THIRD, labels_of, three_sets
 from tests.support.steps import settle
@@ -392,15 +393,13 @@ async def test_a_key_is_wanted_where_there_are_keys(graph):
             assert (await client.post(path)).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("on_loopback", "headers", "status"),
-    [
-        ("1", {}, 200),
-        ("0", {}, 403),
-        (None, {}, 403),
-        ("1", {"origin": "https://page.example"}, 403),  # a web page's, in a browser here
-        ("1", {"x-forwarded-for": "192.0.2.1"}, 403),
-    ],
+@cases(
+    "on_loopback, headers, status",
+    ("1", {}, 200),
+    ("0", {}, 403),
+    (None, {}, 403),
+    ("1", {"origin": "https://page.example"}, 403),  # a web page's, in a browser here
+    ("1", {"x-forwarded-for": "192.0.2.1"}, 403),
 )
 async def test_without_keys_only_this_machine_loads_and_unloads(
     settings, monkeypatch, on_loopback, headers, status

@@ -301,14 +301,12 @@ def test_a_limit_counts(limited, limit, used, files, free):
     assert free_memory(limited(limit, used, files)) == free
 
 
-@pytest.mark.parametrize(
-    ("group", "left"),
-    [
-        ({"memory__swap__max": 30 * MIB, "memory__swap__current": 10 * MIB}, 60 * MIB),
-        ({"memory__swap__max": "max", "memory__swap__current": 0}, 540 * MIB),
-        ({}, 540 * MIB),
-        ({"memory__swap__max": 0}, 40 * MIB),
-    ],
+@cases(
+    "group, left",
+    ({"memory__swap__max": 30 * MIB, "memory__swap__current": 10 * MIB}, 60 * MIB),
+    ({"memory__swap__max": "max", "memory__swap__current": 0}, 540 * MIB),
+    ({}, 540 * MIB),
+    ({"memory__swap__max": 0}, 40 * MIB),
 )
 def test_at_most_counts_swap_and_cached_files_in_use(limited, monkeypatch, group, left):
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=500 * MIB))

@@ -342,16 +342,14 @@ def test_the_latency_objective_is_a_bucket() -> None:
     assert bounds <= {f"{bound:g}" for bound in table.BUCKETS_MS}
 
 
-@pytest.mark.parametrize(
-    ("statuses", "shares"),
-    [
-        ({}, (0, 0)),
-        ({"200": "0+0x60"}, (0, 0)),
-        ({"200": "0+9x60"}, (0, 0)),
-        ({"200": "0+9x60", "500": "0+1x60"}, (0.1, 0)),
-        ({"200": "0+9x60", "429": "0+1x60"}, (0, 0.1)),
-        ({"503": "0+1x60"}, (1, 0)),
-    ],
+@cases(
+    "statuses, shares",
+    ({}, (0, 0)),
+    ({"200": "0+0x60"}, (0, 0)),
+    ({"200": "0+9x60"}, (0, 0)),
+    ({"200": "0+9x60", "500": "0+1x60"}, (0.1, 0)),
+    ({"200": "0+9x60", "429": "0+1x60"}, (0, 0.1)),
+    ({"503": "0+1x60"}, (1, 0)),
     ids=["no metric", "no request", "no error", "5xx", "429", "5xx alone"],
 )
 def test_the_panel_of_errors_shows_zero_where_there_are_none(tmp_path, statuses, shares):

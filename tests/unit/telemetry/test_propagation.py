@@ -12,6 +12,7 @@ from app.grpc.call import GrpcCall, answered
 from app.http.api import ContinuedTraces, ObservedRequests
 from app.telemetry.spans import continues_traces, current_parent, orphans
 from tests.support.asgi_client import asgi_client
+from tests.support.cases import cases
 from tests.support.grpc_contexts import context_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -42,17 +43,15 @@ async def client():
         yield client
 
 
-@pytest.mark.parametrize(
-    ("propagators", "headers"),
-    [
-        ("b3", {"b3": f"{TRACE}-{SPAN}-1"}),
-        ("b3", {"B3": f"{TRACE}-{SPAN}-d-{SPAN}"}),
-        ("b3multi", MULTI),
-        ("tracecontext,b3multi", MULTI),
-        ("xray", {"X-Amzn-Trace-Id": f"{ROOT};Parent={SPAN};Sampled=1"}),
-        ("xray, b3", {"x-amzn-trace-id": f"Self=1-1-1;{ROOT};Parent={SPAN};Sampled=1"}),
-        ("tracecontext,baggage", W3C),  # behind Serve's own proxy
-    ],
+@cases(
+    "propagators, headers",
+    ("b3", {"b3": f"{TRACE}-{SPAN}-1"}),
+    ("b3", {"B3": f"{TRACE}-{SPAN}-d-{SPAN}"}),
+    ("b3multi", MULTI),
+    ("tracecontext,b3multi", MULTI),
+    ("xray", {"X-Amzn-Trace-Id": f"{ROOT};Parent={SPAN};Sampled=1"}),
+    ("xray, b3", {"x-amzn-trace-id": f"Self=1-1-1;{ROOT};Parent={SPAN};Sampled=1"}),
+    ("tracecontext,baggage", W3C),  # behind Serve's own proxy
     indirect=["propagators"],
 )
 async def test_the_callers_trace_goes_on_in_place_of_serves(
@@ -67,13 +66,11 @@ async def test_the_callers_trace_goes_on_in_place_of_serves(
     orphans.clear()
 
 
-@pytest.mark.parametrize(
-    ("propagators", "headers"),
-    [
-        ("b3", {"b3": f"{TRACE}-{SPAN}-0"}),
-        ("b3multi", MULTI | {"X-B3-Sampled": "0"}),
-        ("xray", {"X-Amzn-Trace-Id": f"{ROOT};Parent={SPAN};Sampled=0"}),
-    ],
+@cases(
+    "propagators, headers",
+    ("b3", {"b3": f"{TRACE}-{SPAN}-0"}),
+    ("b3multi", MULTI | {"X-B3-Sampled": "0"}),
+    ("xray", {"X-Amzn-Trace-Id": f"{ROOT};Parent={SPAN};Sampled=0"}),
     indirect=["propagators"],
 )
 async def test_a_caller_who_does_not_sample_has_no_trace(
@@ -85,16 +82,14 @@ async def test_a_caller_who_does_not_sample_has_no_trace(
     orphans.clear()
 
 
-@pytest.mark.parametrize(
-    ("propagators", "headers"),
-    [
-        ("b3", {}),
-        ("b3", {"b3": "0"}),
-        ("b3", {"b3": "nonsense"}),
-        ("b3multi", {"X-B3-TraceId": "zz"}),
-        ("xray", {"X-Amzn-Trace-Id": ROOT}),  # of a load balancer, without a parent
-        ("xray", {"X-Amzn-Trace-Id": "Root=;;="}),
-    ],
+@cases(
+    "propagators, headers",
+    ("b3", {}),
+    ("b3", {"b3": "0"}),
+    ("b3", {"b3": "nonsense"}),
+    ("b3multi", {"X-B3-TraceId": "zz"}),
+    ("xray", {"X-Amzn-Trace-Id": ROOT}),  # of a load balancer, without a parent
+    ("xray", {"X-Amzn-Trace-Id": "Root=;;="}),
     indirect=["propagators"],
 )
 async def test_without_a_parent_serves_own_trace_stays(client, propagators, request_span, headers):

@@ -36,6 +36,7 @@ from app.traffic.plan import (
 from calibration.sets.transaction import write_manifest
 from models.manifest import read_manifest
 from models.record import FileRecord
+from tests.support.cases import cases
 from tests.support.plain_values import plain
 from tests.support.tiny_networks import LABELS, with_accuracy, write_tiny_set
 from tests.support.tiny_versions import GOOD, SURER, name_of, write_versions
@@ -69,22 +70,20 @@ def answers(num: int, num_failed: int) -> dict[str, Any]:
     return {"figures": VersionFigures(num, num_failed)}
 
 
-@pytest.mark.parametrize(
-    ("counts", "more", "reason"),
-    [
-        ((200,), {}, None),
-        ((995, 5), {}, None),
-        ((150,), {}, f"150 photos were compared with {A}, 50 fewer than 200*"),
-        ((), {}, f"0 photos were compared with {A}, 200 fewer than 200*"),
-        ((600, 400), {}, f"*agrees with {A} on 600 of 1000 photos, 60.0% (95 %: from 56.9%)*"),
-        ((600, 400), {}, "*38.1% below 95.0%*"),
-        # Nine of ten copies fail, and the version agrees on all that it answered.
-        ((200,), failed(1800), f"*{A} on 200 of 200 photos and 1800 that it failed on, 10.0%*"),
-        ((2000,), failed(3), None),
-        ((200,), answers(98, 2), "2 of its 100 answers to clients failed, 2.0%: more than 1.0%*"),
-        ((200,), answers(99, 1), None),
-        ((1000,), {"refused": "INT8 lost 3 %"}, "INT8 lost 3 %"),
-    ],
+@cases(
+    "counts, more, reason",
+    ((200,), {}, None),
+    ((995, 5), {}, None),
+    ((150,), {}, f"150 photos were compared with {A}, 50 fewer than 200*"),
+    ((), {}, f"0 photos were compared with {A}, 200 fewer than 200*"),
+    ((600, 400), {}, f"*agrees with {A} on 600 of 1000 photos, 60.0% (95 %: from 56.9%)*"),
+    ((600, 400), {}, "*38.1% below 95.0%*"),
+    # Nine of ten copies fail, and the version agrees on all that it answered.
+    ((200,), failed(1800), f"*{A} on 200 of 200 photos and 1800 that it failed on, 10.0%*"),
+    ((2000,), failed(3), None),
+    ((200,), answers(98, 2), "2 of its 100 answers to clients failed, 2.0%: more than 1.0%*"),
+    ((200,), answers(99, 1), None),
+    ((1000,), {"refused": "INT8 lost 3 %"}, "INT8 lost 3 %"),
 )
 def test_a_version_is_promoted_or_refused_with_the_figures(counts, more, reason) -> None:
     reasons = refusals(status(*counts, **more), B, 200, 0.95)
@@ -109,14 +108,12 @@ def test_the_only_other_version_is_meant() -> None:
     assert candidate(status(), A) == A
 
 
-@pytest.mark.parametrize(
-    ("split", "asked", "message"),
-    [
-        (Split({A: 90.0, B: 5.0, C: 5.0}), None, f"there are {B}, {C}"),
-        (Split({A: 100.0}), None, f"there are {B}"),
-        (Split({A: 100.0}), A, "answers every request already"),
-        (Split({A: 100.0}), C, f"{C} is not loaded; there are {A}, {B}"),
-    ],
+@cases(
+    "split, asked, message",
+    (Split({A: 90.0, B: 5.0, C: 5.0}), None, f"there are {B}, {C}"),
+    (Split({A: 100.0}), None, f"there are {B}"),
+    (Split({A: 100.0}), A, "answers every request already"),
+    (Split({A: 100.0}), C, f"{C} is not loaded; there are {A}, {B}"),
 )
 def test_a_version_that_cannot_be_meant_is_refused(split, asked, message):
     others: dict[str, Any] = {C: None} if C in split.shares else {}
@@ -154,18 +151,16 @@ def test_the_settings_make_the_first_split(names: list[str]) -> None:
     assert split == Split({name_of(good): 100.0, name_of(better): 0.0}, name_of(better))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"traffic": {"a@111111111111": 95}}, "sum to 95, not to 100"),
-        ({"traffic": {"a": 100}, "model_set": "b"}, "model_set is 'b', and traffic is of 'a'"),
-        ({"traffic": {"a": 100}, "members": "deployment"}, "members is deployment"),
-        ({"shadow": "a", "model_sets": ["a", "b"]}, "versions of one set"),
-        ({"traffic": {"a": 100}, "model_sets": ["a", "b"]}, "versions of one set"),
-        ({"shadow": "a", "weights": {"x": 1}}, "leave out model_sets and weights"),
-        ({"traffic_header": "X-User"}, "traffic_header"),
-        ({"compare_ratio": 1.5}, "compare_ratio"),
-    ],
+@cases(
+    "changes, message",
+    ({"traffic": {"a@111111111111": 95}}, "sum to 95, not to 100"),
+    ({"traffic": {"a": 100}, "model_set": "b"}, "model_set is 'b', and traffic is of 'a'"),
+    ({"traffic": {"a": 100}, "members": "deployment"}, "members is deployment"),
+    ({"shadow": "a", "model_sets": ["a", "b"]}, "versions of one set"),
+    ({"traffic": {"a": 100}, "model_sets": ["a", "b"]}, "versions of one set"),
+    ({"shadow": "a", "weights": {"x": 1}}, "leave out model_sets and weights"),
+    ({"traffic_header": "X-User"}, "traffic_header"),
+    ({"compare_ratio": 1.5}, "compare_ratio"),
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
@@ -193,24 +188,22 @@ def test_versions_of_two_sets_are_refused(tmp_path: Path, names: list[str]) -> N
 IN_ORDER, IDS = (LABELS,), "b g r"
 
 
-@pytest.mark.parametrize(
-    ("first", "other", "expected"),
-    [
-        (IN_ORDER, ([*LABELS[1:], LABELS[0]],), [2, 0, 1]),
-        ((LABELS, IDS), (("scarlet", "azure", "emerald"), "r b g"), [1, 2, 0]),
-        ((LABELS, IDS), (("blue", "green", "red"), IDS), None),  # better labels
-        (IN_ORDER, ([*LABELS[:2], "mostly pink"],), "mostly red are missing, mostly pink are new"),
-        (
-            (["crane", "crane", "heron"],),
-            (["heron", "crane", "crane"],),
-            "several classes are called crane: give both sets class",
-        ),
-        (
-            (LABELS, IDS),
-            (LABELS, "r b x"),
-            "class ids than .*: g are missing, x are new; make the version with the same cl",
-        ),
-    ],
+@cases(
+    "first, other, expected",
+    (IN_ORDER, ([*LABELS[1:], LABELS[0]],), [2, 0, 1]),
+    ((LABELS, IDS), (("scarlet", "azure", "emerald"), "r b g"), [1, 2, 0]),
+    ((LABELS, IDS), (("blue", "green", "red"), IDS), None),  # better labels
+    (IN_ORDER, ([*LABELS[:2], "mostly pink"],), "mostly red are missing, mostly pink are new"),
+    (
+        (["crane", "crane", "heron"],),
+        (["heron", "crane", "crane"],),
+        "several classes are called crane: give both sets class",
+    ),
+    (
+        (LABELS, IDS),
+        (LABELS, "r b x"),
+        "class ids than .*: g are missing, x are new; make the version with the same cl",
+    ),
 )
 def test_classes_in_another_order_are_mapped_and_others_refused(tmp_path, first, other, expected):
     main, shadow = (set_of(tmp_path / n, *of) for n, of in (("a", first), ("b", other)))

@@ -17,6 +17,7 @@ from app.traffic.graph import MAX_IMAGES, TrafficGraph
 from app.traffic.plan import Disagreement, Plan, Split, chosen, sticky_key
 from models.ensemble import AnswerRule, Prediction
 from tests.support.answers import answer_of
+from tests.support.cases import cases
 
 A, B, C = "tiny@aaaaaaaaaaaa", "tiny@bbbbbbbbbbbb", "tiny@cccccccccccc"
 NO_IMAGE = Fault(400, "not_an_image", "no image")
@@ -119,13 +120,11 @@ async def test_a_header_keeps_a_caller_at_a_version() -> None:
     assert len({answer.model_version for (answer,) in answers}) == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes",
-    [
-        {"is_probe": True},
-        {"tensors": TensorRequest(member="m")},
-        {"tensors": TensorRequest(pixels=np.zeros((1, 2, 2, 3), np.uint8)), "files": []},
-    ],
+    {"is_probe": True},
+    {"tensors": TensorRequest(member="m")},
+    {"tensors": TensorRequest(pixels=np.zeros((1, 2, 2, 3), np.uint8)), "files": []},
 )
 async def test_probes_members_and_pixels_are_the_main_versions(changes: dict) -> None:
     main, other, shadow = Version(A), Version(B), Version(C)
@@ -186,15 +185,13 @@ async def test_a_copy_is_answered_by_the_plan_of_its_request(split, plan) -> Non
     assert [request.plan for request in requests] == [plan] * 2
 
 
-@pytest.mark.parametrize(
-    ("row", "thresholds", "labels"),
-    [
-        ([0.8, 0.7], {"a": 0.7, "c": 0.7}, ["class 0", "class 0 + class 1"]),
-        ([0.8, 0.6], {"a": 0.5, "c": 0.5}, ["class 0", "class 0 + class 1"]),
-        ([0.4, 0.3], {"a": 0.5, "c": 0.5}, ["class 0", "no label"]),
-        ([0.8, 0.2], {"a": 0.7, "c": 0.1}, ["class 0", "class 0 + class 1"]),
-        ([0.7, 0.4], {"a": 0.5, "c": 0.5}, None),
-    ],
+@cases(
+    "row, thresholds, labels",
+    ([0.8, 0.7], {"a": 0.7, "c": 0.7}, ["class 0", "class 0 + class 1"]),
+    ([0.8, 0.6], {"a": 0.5, "c": 0.5}, ["class 0", "class 0 + class 1"]),
+    ([0.4, 0.3], {"a": 0.5, "c": 0.5}, ["class 0", "no label"]),
+    ([0.8, 0.2], {"a": 0.7, "c": 0.1}, ["class 0", "class 0 + class 1"]),
+    ([0.7, 0.4], {"a": 0.5, "c": 0.5}, None),
 )
 async def test_labels_over_the_sets_own_threshold_are_compared(row, thresholds, labels):
     """The fakes list one class each, as of a client with top_k=1, and the same ones."""
@@ -273,14 +270,12 @@ async def test_nobody_waits_for_a_shadow_and_a_bounded_number_is_under_way(shado
     assert (shadowed.figures.copies, shadowed.figures.dropped) == (MAX_IMAGES, 5)
 
 
-@pytest.mark.parametrize(
-    ("error", "num_dropped", "num_failed"),
-    [
-        (DeadlineError("late"), 2, 0),  # without a turn
-        (OverloadedError("full"), 2, 0),
-        (RuntimeError("broken"), 0, 2),
-        (BadTensorError("broken"), 0, 2),
-    ],
+@cases(
+    "error, num_dropped, num_failed",
+    (DeadlineError("late"), 2, 0),  # without a turn
+    (OverloadedError("full"), 2, 0),
+    (RuntimeError("broken"), 0, 2),
+    (BadTensorError("broken"), 0, 2),
 )
 async def test_a_copy_that_is_not_answered(shadowed, error, num_dropped, num_failed):
     shadowed.shadow.raises = error

@@ -24,35 +24,32 @@ from app.traffic.plan import (
     distance,
     sticky_key,
 )
+from tests.support.cases import cases
 from tests.support.hand_clock import HandClock
 
 A, B, C = "imagenet@aaaaaaaaaaaa", "imagenet@bbbbbbbbbbbb", "imagenet@cccccccccccc"
 
 
-@pytest.mark.parametrize(
-    ("shares", "shadow", "message"),
-    [
-        ({A: 95, B: 2}, None, r"sum to 97, not to 100 \(.*95, .*2\): 3 are missing"),
-        ({A: 95, B: 10}, None, r"sum to 105, not to 100 .*: 5 more than 100"),
-        ({}, None, "sum to 0, not to 100"),
-        ({A: 105, B: -5}, None, "is 105; give a percent"),
-        ({A: 95, B: 5}, B, "is the shadow and answers 5 %"),
-    ],
+@cases(
+    "shares, shadow, message",
+    ({A: 95, B: 2}, None, r"sum to 97, not to 100 \(.*95, .*2\): 3 are missing"),
+    ({A: 95, B: 10}, None, r"sum to 105, not to 100 .*: 5 more than 100"),
+    ({}, None, "sum to 0, not to 100"),
+    ({A: 105, B: -5}, None, "is 105; give a percent"),
+    ({A: 95, B: 5}, B, "is the shadow and answers 5 %"),
 )
 def test_shares_that_are_no_split_are_refused(shares, shadow, message) -> None:
     with pytest.raises(BadParameterError, match=message):
         Split(shares, shadow)
 
 
-@pytest.mark.parametrize(
-    ("split", "answering", "versions", "main"),
-    [
-        (Split({A: 100 / 3, B: 100 / 3, C: 100 / 3}), (A, B, C), (A, B, C), A),
-        (Split({A: 100, B: 0}, B), (A,), (A, B), A),
-        (Split({A: 100, B: 0}, C), (A,), (A, B, C), A),
-        (Split({A: 5, B: 95}), (A, B), (A, B), B),
-        (Split({A: 50, B: 50}), (A, B), (A, B), A),
-    ],
+@cases(
+    "split, answering, versions, main",
+    (Split({A: 100 / 3, B: 100 / 3, C: 100 / 3}), (A, B, C), (A, B, C), A),
+    (Split({A: 100, B: 0}, B), (A,), (A, B), A),
+    (Split({A: 100, B: 0}, C), (A,), (A, B, C), A),
+    (Split({A: 5, B: 95}), (A, B), (A, B), B),
+    (Split({A: 50, B: 50}), (A, B), (A, B), A),
 )
 def test_who_answers_and_who_is_the_main_version(split, answering, versions, main):
     assert (split.answering, split.versions, split.main) == (answering, versions, main)
@@ -96,15 +93,13 @@ def test_a_plan_has_the_same_order_in_every_process() -> None:
     assert "0x" not in plan.order[1]  # no address
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([], "send"),
-        ({}, "send"),
-        ({"shares": {A: "95"}}, "is no number"),
-        ({"shares": {A: True}}, "is no number"),
-        ({"shares": {A: 100}, "shadow": 3}, "shadow is not a string"),
-    ],
+@cases(
+    "content, message",
+    ([], "send"),
+    ({}, "send"),
+    ({"shares": {A: "95"}}, "is no number"),
+    ({"shares": {A: True}}, "is no number"),
+    ({"shares": {A: 100}, "shadow": 3}, "shadow is not a string"),
 )
 def test_another_form_is_refused(content: object, message: str) -> None:
     with pytest.raises(BadParameterError, match=message):
@@ -242,14 +237,12 @@ def compared(num_agreed: int, num_differing: int, apart: float = 0.5) -> Compari
     return comparison
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "is_multi_label", "expected"),
-    [
-        (ROWS[0], ROWS[0], False, 0),
-        (ROWS[0], ROWS[1], False, 0.6),  # the total variation
-        (np.eye(3, dtype=np.float32)[0], np.eye(3, dtype=np.float32)[1], False, 1),
-        (ROWS[0], ROWS[1], True, 0.4),  # of scores the mean difference
-    ],
+@cases(
+    "first, second, is_multi_label, expected",
+    (ROWS[0], ROWS[0], False, 0),
+    (ROWS[0], ROWS[1], False, 0.6),  # the total variation
+    (np.eye(3, dtype=np.float32)[0], np.eye(3, dtype=np.float32)[1], False, 1),
+    (ROWS[0], ROWS[1], True, 0.4),  # of scores the mean difference
 )
 def test_the_distance_of_answers(first, second, is_multi_label, expected) -> None:
     assert distance(first, second, is_multi_label=is_multi_label) == pytest.approx(expected)
